@@ -70,7 +70,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankedSplit:
+class TimedSplit:
     """A split with the seconds of the formula: to sample the tokens of a batch, and to train it and publish weights."""
 
     split: Split
@@ -83,7 +83,7 @@ class RankedSplit:
         return max(self.rollout_s, self.train_s)
 
     @property
-    def rank(self) -> tuple[float, float, int]:
+    def order(self) -> tuple[float, float, int]:
         return self.slower_s, self.rollout_s + self.train_s, self.split.train
 
 
@@ -98,14 +98,14 @@ def trainer_rate(speeds: GpuSpeeds, gpus: int) -> float:
     return gpus * speeds.trainer_tokens_per_s * speeds.doubling_efficiency ** math.log2(gpus)
 
 
-def rank_splits(
+def sorted_splits(
     total: int, demand: StepDemand, speeds: GpuSpeeds, *, train_sizes: Sequence[int], server_gpus: int
-) -> list[RankedSplit]:
+) -> list[TimedSplit]:
     """Return every feasible split of `total` GPUs, the one with the shortest step first.
 
     `train_sizes` are the numbers of trainer GPUs that form a mesh and whose memory is enough.
     """
-    found: list[RankedSplit] = []
+    found: list[TimedSplit] = []
     for train in sorted(set(train_sizes)):
         servers = (total - train) // server_gpus
         if train < 1 or servers < 1:
@@ -114,13 +114,13 @@ def rank_splits(
         rate = servers * server_rate(speeds, max(1.0, demand.concurrent / servers))
         trained = demand.episodes * (demand.output_tokens + demand.context_tokens)
         found.append(
-            RankedSplit(
+            TimedSplit(
                 split=Split(train=train, rollout=servers * server_gpus),
                 rollout_s=work / rate,
                 train_s=trained / trainer_rate(speeds, train) + speeds.sync_s,
             )
         )
-    return sorted(found, key=lambda one: one.rank)
+    return sorted(found, key=lambda one: one.order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

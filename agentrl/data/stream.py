@@ -27,7 +27,7 @@ class TaskStream(Protocol):
     def task(self, index: int) -> Task:
         """Return task number `index`, from 0: the same one at each call with this number, in every process.
 
-        The engine calls it in a worker thread, one call at a time, so it may block. What it raises ends the run.
+        The engine calls it in a thread, one call at a time, so it may block. What it raises ends the run.
         """
         ...
 

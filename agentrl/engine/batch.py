@@ -1,4 +1,4 @@
-"""Turn the groups of a step into the batch for its trainer. Pure, and safe to run in a worker thread.
+"""Turn the groups of a step into the batch for its trainer. Pure, and safe to run in a thread.
 
 Invariant: no loss mask covers a token over the staleness bound, a greedily sampled token or a token of a failed episode;
 every branch reproduces the ids that its server saw.

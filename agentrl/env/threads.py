@@ -1,4 +1,4 @@
-"""Plain functions in worker threads, so that a slow tool or environment delays no other episode.
+"""Plain functions in threads, so that a slow tool or environment delays no other episode.
 
 Invariant: a cancelled call returns at once. Its thread cannot be ended: the event loop counts it as abandoned until the
 function returns, and refuses further calls when too many threads are abandoned.
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 async def call_in_thread(function: Callable[[], Result], what: str) -> Result:
-    """Return what `function` returns in a worker thread, which sees a copy of the caller's context variables.
+    """Return what `function` returns in a thread, which sees a copy of the caller's context variables.
 
     `what` names it, such as `tool search`. With `MAX_ABANDONED` cancelled calls that still run, it is an EnvironmentFault.
 

@@ -1,7 +1,7 @@
 """The folder `episodes/` of a run: full records by step, an index of all episodes, and what each step trained.
 
 - `step-000007.jsonl`: the records (`RecordedEpisode`) of the episodes that ended while step 7 was the next to complete. When
-  the step has ended, a worker thread compresses the file to `step-000007.jsonl.gz`.
+  the step has ended, a thread compresses the file to `step-000007.jsonl.gz`.
 - `index.jsonl`: one line (`EpisodeSummary`) for each finished attempt; nothing is ever taken out.
 - `trained-000007.jsonl.gz`: one line (`TrainedEpisode`) for each episode in the batch of step 7.
 
@@ -51,7 +51,7 @@ _Pending: TypeAlias = EndedEpisode | _StepEnd
 
 
 class EpisodeFiles:
-    """The writer of `episodes/`: `put` never waits; encoding, writing and compressing happen in worker threads.
+    """The writer of `episodes/`: `put` never waits; encoding, writing and compressing happen in threads.
 
     The owner runs `write` as a task while records come, and awaits `close` afterwards.
     """
@@ -93,7 +93,7 @@ class EpisodeFiles:
         self._more.set()
 
     def end_step(self, step: int, trained: Callable[[], Iterable[Mapping[str, object]]]) -> None:
-        """Queue the end of `step`: later attempts belong to the next one; `trained` is called in a worker thread."""
+        """Queue the end of `step`: later attempts belong to the next one; `trained` is called in a thread."""
         self._pending.append(_StepEnd(step, trained))
         self._more.set()
 

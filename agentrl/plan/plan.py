@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.cluster.split import RankedSplit, Split
+from agentrl.cluster.split import Split, TimedSplit
 from agentrl.config import RunConfig
 from agentrl.config.route import Route
 from agentrl.plan.basis import local_gpu
@@ -35,7 +35,7 @@ class Plan:
     """None: the shape of the model is unknown."""
     split: Split | None
     """None: the run file has no `cluster.split`."""
-    ranked: tuple[RankedSplit, ...]
+    splits: tuple[TimedSplit, ...]
     """The feasible splits, the shortest step first."""
     gpu: str | None
     """This machine's GPU, a key of the data sheets; None: unknown."""
@@ -56,7 +56,7 @@ def plan_run(run: RunConfig, root: Path = Path("/"), *, resumes: bool = False) -
         ConfigError: the GPUs are unknown or too few, no mesh fits, or a field contradicts the split.
     """
     model = model_of(run.model)
-    run, ranked = resolve_run(run, model, root, resumes=resumes)
+    run, splits = resolve_run(run, model, root, resumes=resumes)
     route = run.route
     on_cpu, sends = trainer_gpus(run.trainer, run.inference, root) == 0, route.method == "distributed"
     memory = None
@@ -68,7 +68,7 @@ def plan_run(run: RunConfig, root: Path = Path("/"), *, resumes: bool = False) -
         route=route,
         memory=memory,
         split=None if run.cluster.split is None else split_of(run),
-        ranked=ranked,
+        splits=splits,
         gpu=local_gpu(root),
         shared_gpus=shared_gpus(run),
         missing_gpus=tuple(missing_gpus(run, root)),

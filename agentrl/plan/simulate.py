@@ -29,11 +29,11 @@ from agentrl.simulate.predict import (
     Prediction,
     advise_changes,
     chosen_splits,
+    cluster_splits,
     count_changes,
     describe_bottleneck,
     describe_driver,
     predict_splits,
-    rank_cluster,
 )
 
 DEFAULT_STEPS = 24
@@ -119,7 +119,7 @@ def simulate_file(run: RunConfig, order: SimulationOrder) -> SimulationReport:
     else:
         basis = fitted_basis(run, order.fitted_from, order.seed)
     cluster, ratio = _cluster(run, model, order)
-    splits = chosen_splits(rank_cluster(cluster, shape, basis.costs, basis.source), ratio)
+    splits = chosen_splits(cluster_splits(cluster, shape, basis.costs, basis.source), ratio)
     first, *_ = splits
     with _step_bar(order.steps * (len(splits) + count_changes(first.split, cluster, shape))) as on_step:
         predictions = predict_splits(cluster, shape, basis.costs, basis.source, ratio=ratio, on_step=on_step)
@@ -159,7 +159,7 @@ def describe_simulation(report: SimulationReport) -> str:
         lines.append(
             f"{split.train:>5}  {split.rollout:>5}  {run.step_s:>8.2f}  {run.trained_tokens_per_s:>13.0f}  "
             f"{run.server_share:>7.0%}  {run.trainer_share:>7.0%}  {run.mean_staleness:>14.2f}  {run.max_staleness:>3}  "
-            f"{one.ranked.slower_s:>10.2f}"
+            f"{one.timed.slower_s:>10.2f}"
         )
     lines += ["", report.bottleneck, *([report.driver] if report.driver else [])]
     lines += [f"- {change}" for change in report.advice] or ["No change that was played helps by more than 5 %."]
@@ -177,8 +177,8 @@ def _prediction_json(one: Prediction) -> dict[str, Any]:
     return {
         "train_gpus": one.split.train,
         "rollout_gpus": one.split.rollout,
-        "formula_rollout_s": one.ranked.rollout_s,
-        "formula_train_s": one.ranked.train_s,
+        "formula_rollout_s": one.timed.rollout_s,
+        "formula_train_s": one.timed.train_s,
         "step_s": run.step_s,
         "trained_tokens_per_s": run.trained_tokens_per_s,
         "server_share": run.server_share,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.cluster.split import RankedSplit, Split
+from agentrl.cluster.split import Split, TimedSplit
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.plan.basis import DEFAULT_GPU, assumed_basis, local_gpu, splittable_meshes
@@ -22,7 +22,7 @@ from agentrl.plan.model import ModelFacts
 from agentrl.plan.places import count_gpus, index_of, trainer_places
 from agentrl.plan.resizing import RecordedSplit, advise_move, read_splits
 from agentrl.simulate.costs import shape_of_run
-from agentrl.simulate.predict import Cluster, rank_cluster
+from agentrl.simulate.predict import Cluster, cluster_splits
 from agentrl.trainer.config import ParallelConfig
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class ResolvedRun(NamedTuple):
     """A run with numbers in place of each `auto` of its split and of its mesh."""
 
     run: RunConfig
-    ranked: tuple[RankedSplit, ...] = ()
+    splits: tuple[TimedSplit, ...] = ()
     """The feasible splits, the shortest step first; none without `cluster.split` or where the model's shape is unknown."""
 
 
@@ -56,12 +56,12 @@ def resolve_run(run: RunConfig, model: ModelFacts, root: Path = Path("/"), *, re
     elif (named := _named_split(run, model, total)) is not None:
         resolved = _with_split(run, model, named, gpu)
     else:
-        ranked = rank_run(run, model, total, gpu)
-        return ResolvedRun(_with_split(run, model, _agreeing_split(run, ranked), gpu), tuple(ranked))
-    return ResolvedRun(resolved, () if model.shape is None else tuple(rank_run(resolved, model, total, gpu)))
+        splits = run_splits(run, model, total, gpu)
+        return ResolvedRun(_with_split(run, model, _agreeing_split(run, splits), gpu), tuple(splits))
+    return ResolvedRun(resolved, () if model.shape is None else tuple(run_splits(resolved, model, total, gpu)))
 
 
-def rank_run(run: RunConfig, model: ModelFacts, total: int, gpu: str) -> list[RankedSplit]:
+def run_splits(run: RunConfig, model: ModelFacts, total: int, gpu: str) -> list[TimedSplit]:
     """Return the feasible splits of `total` GPUs, each with the mesh that it would have, the shortest step first.
 
     The dp of the run and its number of servers do not count.
@@ -73,22 +73,22 @@ def rank_run(run: RunConfig, model: ModelFacts, total: int, gpu: str) -> list[Ra
     for train, sized in splittable_meshes(run, model, total, gpu).items():
         mesh = sized.shape
         groups.setdefault(mesh.tp * mesh.cp, (sized, []))[1].append(train)
-    if not groups:  # the ranking names what is missing
+    if not groups:  # `cluster_splits` names what is missing
         groups[0] = mesh_choice(run, model).forms()[-1], []
-    ranked: list[RankedSplit] = []
+    splits: list[TimedSplit] = []
     for sized, trains in groups.values():  # GPUs that share a sample change what a token costs
         basis = assumed_basis(with_parallel(run, sized), model, gpu)
         cluster = Cluster(gpus=total, train_sizes=trains, server_gpus=gpus_per_server(run.inference))
-        ranked += rank_cluster(cluster, shape_of_run(run), basis.costs, basis.source)
-    return sorted(ranked, key=lambda one: one.rank)
+        splits += cluster_splits(cluster, shape_of_run(run), basis.costs, basis.source)
+    return sorted(splits, key=lambda one: one.order)
 
 
 def with_best_mesh(run: RunConfig, model: ModelFacts, total: int, gpu: str) -> RunConfig:
-    """Return `run` with the mesh of the best split of `total` GPUs, for `simulate --gpus`; raises as `rank_run`."""
+    """Return `run` with the mesh of the best split of `total` GPUs, for `simulate --gpus`; raises as `run_splits`."""
     parallel = run.trainer.parallel
     if "auto" not in (parallel.tp, parallel.cp):
         return _with_mesh(with_parallel(run, parallel.model_copy(update={"dp": 1})), model)
-    best = rank_run(run, model, total, gpu)[0].split.train
+    best = run_splits(run, model, total, gpu)[0].split.train
     return with_parallel(run, splittable_meshes(run, model, total, gpu)[best])
 
 
@@ -154,14 +154,14 @@ def _named_split(run: RunConfig, model: ModelFacts, total: int) -> Split | None:
     return Split(train=split.train, rollout=split.rollout)
 
 
-def _agreeing_split(run: RunConfig, ranked: Sequence[RankedSplit]) -> Split:
+def _agreeing_split(run: RunConfig, splits: Sequence[TimedSplit]) -> Split:
     """Return the best split that agrees with the number of the run file, if it gives one."""
     split = run.cluster.split
     assert split is not None
-    for one in ranked:
+    for one in splits:
         if split.train in ("auto", one.split.train) and split.rollout in ("auto", one.split.rollout):
             return one.split
-    possible = ", ".join(str(one.split) for one in ranked[:3])
+    possible = ", ".join(str(one.split) for one in splits[:3])
     raise ConfigError(
         f"cluster.split: {{train: {split.train}, rollout: {split.rollout}}} does not fit: it must not exceed the GPUs, "
         f"match trainer.parallel and the GPUs of a server ({gpus_per_server(run.inference)}), and leave the trainer enough "

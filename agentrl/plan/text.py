@@ -59,12 +59,12 @@ def describe_plan(plan: Plan) -> str:
 def _split(plan: Plan) -> list[tuple[str, str]]:
     if plan.split is None:
         return []
-    cluster, split, ranked = plan.run.cluster, plan.split, plan.ranked
+    cluster, split, splits = plan.run.cluster, plan.split, plan.splits
     after = {"off": "", "advise": "; the end of the run advises", "at_restart": "; a resumed run corrects it"}
     row = ("split", f"{split} of {cluster.gpus}{after[cluster.resize]}")
-    if not ranked:
+    if not splits:
         return [row]
-    best = [*(one for one in ranked if one.split == split), *(one for one in ranked if one.split != split)][:3]
+    best = [*(one for one in splits if one.split == split), *(one for one in splits if one.split != split)][:3]
     times = "; ".join(f"{one.split}: {one.rollout_s:.3g} s of rollouts, {one.train_s:.3g} s of training" for one in best)
     source = f"data sheet of the {plan.gpu or DEFAULT_GPU}{'' if plan.gpu else ', as the GPU is unknown'}"
     return [row, ("", f"formula, for a step, by the {source}: {times}")]

@@ -201,7 +201,7 @@ async def _keep(reader: PipeReader, kept: bytearray, limit: int, verdict: Verdic
             verdict.end(Ending.OUTPUT)
 
 
-class BoxLink:
+class BoxSupervisor:
     """The way to a supervisor on this machine."""
 
     def __init__(self, box: Box, limits: Limits) -> None:
@@ -295,8 +295,8 @@ async def open_session(
 ) -> AsyncGenerator[Session]:
     """Start a supervisor in a box and yield the session; `command` is Python and the supervisor, as the box sees them."""
     async with (
-        _linked(starter, command, _options(limits), limits, "session") as link,
-        session_over(link, limits, files) as session,
+        _supervised(starter, command, _options(limits), limits, "session") as supervisor,
+        session_over(supervisor, limits, files) as session,
     ):
         yield session
 
@@ -308,8 +308,8 @@ async def open_forks(starter: Starter, command: tuple[str, ...], limits: Limits)
     kept = {**options["limits"], "NPROC": limits.processes + _WARM_PROCESSES, "CPU": limits.cpu_s}
     sizes = {"/work": limits.work_mb, "/tmp": limits.temp_mb, "/dev/shm": limits.shared_mb}
     options |= {"limits": kept, "sizes": {path: size * MIB for path, size in sizes.items()}, "num_files": limits.num_files}
-    async with _linked(starter, command, options, limits, "forks") as link:
-        yield Session(link, limits)
+    async with _supervised(starter, command, options, limits, "forks") as supervisor:
+        yield Session(supervisor, limits)
 
 
 def _options(limits: Limits) -> dict[str, Any]:
@@ -317,16 +317,16 @@ def _options(limits: Limits) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _linked(
+async def _supervised(
     starter: Starter, command: tuple[str, ...], options: Mapping[str, Any], limits: Limits, use: Use
-) -> AsyncGenerator[BoxLink]:
+) -> AsyncGenerator[BoxSupervisor]:
     """Yield the way to the supervisor that `command` starts in a box, and watch what its programs use."""
     program = Program(argv=(*command, json.dumps(options)))
     async with starter.start(program, limits, use=use) as box:
-        link = BoxLink(box, limits)
-        await link.begin()
+        supervisor = BoxSupervisor(box, limits)
+        await supervisor.begin()
         async with task_group() as tasks:
-            tasks.start_soon(link.watch)
-            tasks.start_soon(link.drain)
-            yield link
+            tasks.start_soon(supervisor.watch)
+            tasks.start_soon(supervisor.drain)
+            yield supervisor
             tasks.cancel_scope.cancel()

@@ -127,12 +127,12 @@ class RemoteSandbox:
         self, files: Mapping[str, bytes] | None, limits: Limits, *, forks: bool = False
     ) -> AsyncGenerator[Session]:
         body = SessionBody(limits=limits.model_dump(), forks=forks)
-        link = RemoteLink(self, _decode(await self._open(msgspec.json.encode(body)), _Opened).session)
+        supervisor = RemoteSupervisor(self, _decode(await self._open(msgspec.json.encode(body)), _Opened).session)
         try:
-            async with session_over(link, limits, files) as session:
+            async with session_over(supervisor, limits, files) as session:
                 yield session
         finally:
-            await link.close()
+            await supervisor.close()
 
     async def _open(self, body: bytes) -> bytes:
         """Open a session; where the server has as many as it allows, try again for `_ROUND_TRIP_S`."""
@@ -158,7 +158,7 @@ class RemoteSandbox:
             raise EnvironmentFault(f"sandbox: {self._url}{path}: {type(error).__name__}: {error}") from error
 
 
-class RemoteLink:
+class RemoteSupervisor:
     """The way to a supervisor behind a server."""
 
     def __init__(self, sandbox: RemoteSandbox, session: str) -> None:

@@ -39,7 +39,7 @@ class Reply(msgspec.Struct):
     left_out: dict[str, str] = {}
 
 
-class SupervisorLink(Protocol):
+class SessionSupervisor(Protocol):
     """The way to the supervisor of one sandbox."""
 
     @property
@@ -62,8 +62,8 @@ class Session:
     is an `EnvironmentFault`; so is a request for files once it has ended.
     """
 
-    def __init__(self, link: SupervisorLink, limits: Limits) -> None:
-        self.link, self.limits = link, limits
+    def __init__(self, supervisor: SessionSupervisor, limits: Limits) -> None:
+        self.supervisor, self.limits = supervisor, limits
         self._turn = anyio.Lock()
         """Calls of several tasks run one after another: the supervisor does one thing at a time."""
 
@@ -158,7 +158,7 @@ class Session:
             wall_s = anyio.current_time() - started_s
         if reply is None:
             said = b"the sandbox of this session has ended"
-            return Result(ended=self.link.ending, stderr=said, wall_s=wall_s, state_lost=True)
+            return Result(ended=self.supervisor.ending, stderr=said, wall_s=wall_s, state_lost=True)
         if reply.ended is None:
             raise EnvironmentFault(f"sandbox: the supervisor could not do {request['do']!r}: {reply.error}")
         return Result(
@@ -175,7 +175,9 @@ class Session:
         async with self._turn:
             reply = await self._ask(request, self.limits.wall_s)
         if reply is None:
-            raise EnvironmentFault(f"sandbox: cannot {request['do']}, the session's sandbox has ended ({self.link.ending})")
+            raise EnvironmentFault(
+                f"sandbox: cannot {request['do']}, the session's sandbox has ended ({self.supervisor.ending})"
+            )
         if reply.error is not None:
             number, said, path = reply.error
             raise OSError(number, said or os.strerror(number), path)
@@ -183,7 +185,7 @@ class Session:
 
     async def _ask(self, request: Mapping[str, object], patience: float) -> Reply | None:
         with outside_work():
-            data = await self.link.ask(msgspec.json.encode(request), patience + REPLY_GRACE_S)
+            data = await self.supervisor.ask(msgspec.json.encode(request), patience + REPLY_GRACE_S)
         if data is None:
             return None
         try:
@@ -197,9 +199,11 @@ def _input_of(program: Program) -> dict[str, object]:
 
 
 @asynccontextmanager
-async def session_over(link: SupervisorLink, limits: Limits, files: Mapping[str, bytes] | None) -> AsyncGenerator[Session]:
-    """Yield a session over `link`, with `files` in its working directory."""
-    session = Session(link, limits)
+async def session_over(
+    supervisor: SessionSupervisor, limits: Limits, files: Mapping[str, bytes] | None
+) -> AsyncGenerator[Session]:
+    """Yield a session over `supervisor`, with `files` in its working directory."""
+    session = Session(supervisor, limits)
     if files:
         await session.write(files)
     yield session

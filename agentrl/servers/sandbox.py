@@ -162,13 +162,13 @@ class SandboxService:
         served.num_calls += 1
         served.scope.deadline = math.inf
         try:
-            answer = await served.session.link.ask(bytes(body.request), body.timeout_s)
+            answer = await served.session.supervisor.ask(bytes(body.request), body.timeout_s)
         finally:
             served.num_calls -= 1
             if not served.num_calls:
                 served.scope.deadline = anyio.current_time() + self._idle_s
         if answer is None:
-            return web.json_response({"ended": served.session.link.ending}, status=410)
+            return web.json_response({"ended": served.session.supervisor.ending}, status=410)
         return web.Response(body=answer, content_type="application/json")
 
     async def _close(self, request: web.Request) -> web.Response:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from agentrl.cluster.split import GpuSpeeds, RankedSplit, Split, StepDemand, rank_splits
+from agentrl.cluster.split import GpuSpeeds, Split, StepDemand, TimedSplit, sorted_splits
 from agentrl.errors import ConfigError
 from agentrl.simulate.costs import CostModel, Fleet, RunShape
 from agentrl.simulate.outcome import SimulatedRun, SimulatedStep
@@ -18,7 +18,7 @@ from agentrl.simulate.play import play_run
 from agentrl.simulate.workload import EpisodeSource
 
 PLAYED = 3
-"""Splits that the formula ranks first and the simulator plays."""
+"""Number of splits, the best of the formula, that the simulator plays."""
 USUAL_RATIOS = (3.0, 1.0)
 """GPUs that serve for each one that trains, which are played for comparison."""
 _SAMPLED_GROUPS = 64
@@ -48,12 +48,12 @@ class Cluster:
 class Prediction:
     """One split, as the formula sees it and as the simulator plays it."""
 
-    ranked: RankedSplit
+    timed: TimedSplit
     run: SimulatedRun
 
     @property
     def split(self) -> Split:
-        return self.ranked.split
+        return self.timed.split
 
 
 def demand_of(shape: RunShape, source: EpisodeSource) -> StepDemand:
@@ -84,27 +84,27 @@ def speeds_of(costs: CostModel) -> GpuSpeeds:
     )
 
 
-def rank_cluster(cluster: Cluster, shape: RunShape, costs: CostModel, source: EpisodeSource) -> list[RankedSplit]:
+def cluster_splits(cluster: Cluster, shape: RunShape, costs: CostModel, source: EpisodeSource) -> list[TimedSplit]:
     """Return the feasible splits of a cluster, the best by the formula first; raises ConfigError where there is none."""
-    ranked = rank_splits(
+    splits = sorted_splits(
         cluster.gpus,
         demand_of(shape, source),
         speeds_of(costs),
         train_sizes=cluster.train_sizes,
         server_gpus=cluster.server_gpus,
     )
-    if not ranked:
+    if not splits:
         least = f"{min(cluster.train_sizes)}" if cluster.train_sizes else "more than there are"
         raise ConfigError(
             f"{cluster.gpus} GPUs cannot be split: the trainer needs {least}, and a server {cluster.server_gpus}; use more "
             "GPUs, a smaller model, or more GPUs for each sample (trainer.parallel)"
         )
-    return ranked
+    return splits
 
 
-def nearest_split(ranked: Sequence[RankedSplit], ratio: float) -> RankedSplit:
+def nearest_split(splits: Sequence[TimedSplit], ratio: float) -> TimedSplit:
     """Return the feasible split with about `ratio` serving GPUs for each trainer GPU; the most GPUs in use first."""
-    return min(ranked, key=lambda one: (abs(math.log(one.split.rollout / one.split.train / ratio)), -one.split.total))
+    return min(splits, key=lambda one: (abs(math.log(one.split.rollout / one.split.train / ratio)), -one.split.total))
 
 
 def predict_splits(
@@ -124,17 +124,17 @@ def predict_splits(
         ConfigError: no split is feasible.
     """
     found = [
-        Prediction(ranked=one, run=play_run(shape, cluster.fleet(one.split), costs, source, on_step=on_step))
-        for one in chosen_splits(rank_cluster(cluster, shape, costs, source), ratio)
+        Prediction(timed=one, run=play_run(shape, cluster.fleet(one.split), costs, source, on_step=on_step))
+        for one in chosen_splits(cluster_splits(cluster, shape, costs, source), ratio)
     ]
     return sorted(found, key=lambda one: -one.run.trained_tokens_per_s)
 
 
-def chosen_splits(ranked: Sequence[RankedSplit], ratio: float | None) -> list[RankedSplit]:
+def chosen_splits(splits: Sequence[TimedSplit], ratio: float | None) -> list[TimedSplit]:
     """Return the splits to play: the one of `ratio`, or else the formula's first ones and the usual ratios."""
     if ratio is not None:
-        return [nearest_split(ranked, ratio)]
-    chosen = [*ranked[:PLAYED], *(nearest_split(ranked, usual) for usual in USUAL_RATIOS)]
+        return [nearest_split(splits, ratio)]
+    chosen = [*splits[:PLAYED], *(nearest_split(splits, usual) for usual in USUAL_RATIOS)]
     return list({one.split: one for one in chosen}.values())
 
 

@@ -33,7 +33,7 @@ _MAX_ERROR_CHARS = 800
 
 
 RunsIn: TypeAlias = Literal["loop", "thread", "process"]
-"""The place in which a tool runs: the event loop, a worker thread, or a worker process."""
+"""The place in which a tool runs: the event loop, a thread, or a worker process."""
 
 
 class Tool(Generic[P, R]):

@@ -161,7 +161,7 @@ class ViewRoutes:
         return await self._json_of(comparison_json, self._runs[0].path, self._runs[1].path)
 
     async def _json_of(self, read: Callable[..., bytes], *arguments: object) -> web.Response:
-        """Return what a worker thread reads from the run directory; searches wait for it."""
+        """Return what a thread reads from the run directory; searches wait for it."""
         with self._turns.reading():
             body = await anyio.to_thread.run_sync(read, *arguments)
         return web.Response(body=body, content_type="application/json")

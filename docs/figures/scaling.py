@@ -16,7 +16,7 @@ from agentrl.plan.model import read_model
 from agentrl.simulate.costs import AssumedUse, CostModel, Fleet, ModelSize, RunShape, gpu_costs
 from agentrl.simulate.outcome import SimulatedRun
 from agentrl.simulate.play import play_run
-from agentrl.simulate.predict import Cluster, rank_cluster
+from agentrl.simulate.predict import Cluster, cluster_splits
 from agentrl.simulate.workload import LognormalSource
 from docs.figures.style import ASSETS, INK, QUIET, VERSIONS, save
 
@@ -65,7 +65,7 @@ def play_point(gpus: int, longest: int, mean: int) -> Point:
     slots = min(requests * gpus, 2 * GROUPS * GROUP_SIZE)
     shape = RunShape(steps=8, group_size=GROUP_SIZE, groups_per_step=GROUPS, max_staleness=STALENESS, slots=slots)
     cluster = Cluster(gpus=gpus, train_sizes=range(4, gpus, 4), server_gpus=1)
-    split = rank_cluster(cluster, shape, costs, source)[0].split
+    split = cluster_splits(cluster, shape, costs, source)[0].split
     asynchronous = play_run(shape, cluster.fleet(split), costs, source, warm_up=4)
     together = Fleet(servers=gpus, trainer_gpus=gpus)
     in_turn = RunShape(steps=3, group_size=GROUP_SIZE, groups_per_step=GROUPS, max_staleness=0, slots=slots)

@@ -13,9 +13,9 @@ from agentrl.cluster.split import (
     Split,
     StepDemand,
     advise_resize,
-    rank_splits,
     resize_gain,
     server_rate,
+    sorted_splits,
     trainer_rate,
 )
 
@@ -42,15 +42,15 @@ SPEEDS = st.builds(
 def test_the_first_split_is_the_best_of_all_that_fit(
     total: int, demand: StepDemand, speeds: GpuSpeeds, train_sizes: set[int], server_gpus: int
 ) -> None:
-    ranked = rank_splits(total, demand, speeds, train_sizes=sorted(train_sizes), server_gpus=server_gpus)
+    splits = sorted_splits(total, demand, speeds, train_sizes=sorted(train_sizes), server_gpus=server_gpus)
     times = [
         max(_rollout_s(demand, speeds, servers), _train_s(demand, speeds, train))
         for train in train_sizes
         if (servers := (total - train) // server_gpus) >= 1
     ]
-    assert len(ranked) == len(times)
+    assert len(splits) == len(times)
     if times:
-        assert math.isclose(ranked[0].slower_s, min(times))
+        assert math.isclose(splits[0].slower_s, min(times))
 
 
 def _rollout_s(demand: StepDemand, speeds: GpuSpeeds, servers: int) -> float:
@@ -68,7 +68,7 @@ def _train_s(demand: StepDemand, speeds: GpuSpeeds, train: int) -> float:
 def test_a_split_never_uses_more_gpus_than_there_are(
     total: int, demand: StepDemand, speeds: GpuSpeeds, train_sizes: set[int], server_gpus: int
 ) -> None:
-    for one in rank_splits(total, demand, speeds, train_sizes=sorted(train_sizes), server_gpus=server_gpus):
+    for one in sorted_splits(total, demand, speeds, train_sizes=sorted(train_sizes), server_gpus=server_gpus):
         assert one.split.total <= total
         assert one.split.train in train_sizes
         assert one.split.rollout % server_gpus == 0
@@ -77,22 +77,22 @@ def test_a_split_never_uses_more_gpus_than_there_are(
 @given(st.integers(2, 48), DEMANDS, SPEEDS)
 def test_one_more_gpu_never_makes_the_best_split_slower(total: int, demand: StepDemand, speeds: GpuSpeeds) -> None:
     def best(gpus: int) -> float:
-        return rank_splits(gpus, demand, speeds, train_sizes=range(1, gpus), server_gpus=1)[0].slower_s
+        return sorted_splits(gpus, demand, speeds, train_sizes=range(1, gpus), server_gpus=1)[0].slower_s
 
     assert best(total + 1) <= best(total) * (1 + 1e-9)
 
 
 def test_only_the_sizes_that_fit_into_memory_are_used() -> None:
-    ranked = rank_splits(16, _demand(), _speeds(), train_sizes=[8, 12], server_gpus=4)
-    assert {one.split for one in ranked} == {Split(train=8, rollout=8), Split(train=12, rollout=4)}
-    assert rank_splits(16, _demand(), _speeds(), train_sizes=[], server_gpus=4) == []
-    assert rank_splits(8, _demand(), _speeds(), train_sizes=[8], server_gpus=1) == []
+    splits = sorted_splits(16, _demand(), _speeds(), train_sizes=[8, 12], server_gpus=4)
+    assert {one.split for one in splits} == {Split(train=8, rollout=8), Split(train=12, rollout=4)}
+    assert sorted_splits(16, _demand(), _speeds(), train_sizes=[], server_gpus=4) == []
+    assert sorted_splits(8, _demand(), _speeds(), train_sizes=[8], server_gpus=1) == []
 
 
 def test_long_prompts_move_gpus_to_the_trainer() -> None:
     def best(context_tokens: float) -> int:
         demand = StepDemand(episodes=256, output_tokens=500, context_tokens=context_tokens, concurrent=256)
-        return rank_splits(32, demand, _speeds(), train_sizes=range(1, 32), server_gpus=1)[0].split.train
+        return sorted_splits(32, demand, _speeds(), train_sizes=range(1, 32), server_gpus=1)[0].split.train
 
     assert best(8000) > best(0)
 

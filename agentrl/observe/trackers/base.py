@@ -53,7 +53,7 @@ class SampledEpisode:
 class Tracker(Protocol):
     """Receives what a run records; derive a class from this one and override what it needs.
 
-    Methods run in a worker thread, so they may block. The first one that raises is reported, and the run continues without
+    Methods run in a thread, so they may block. The first one that raises is reported, and the run continues without
     the tracker.
     """
 

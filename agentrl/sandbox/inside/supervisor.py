@@ -60,7 +60,7 @@ class Bounds:
             resource.prlimit(pid, resource.RLIMIT_CPU, (int(used) + seconds + 1, resource.RLIM_INFINITY))
 
 
-class Worker:
+class Resident:
     """A resident Python or shell."""
 
     def __init__(self, command: list[str], bounds: Bounds, limit: int) -> None:
@@ -146,7 +146,7 @@ class Supervisor:
         self.bounds = Bounds(options["limits"])
         self.output: int = options["output"]
         self.cpu_s: int = options["cpu_s"]
-        self.workers: dict[str, Worker] = {}
+        self.residents: dict[str, Resident] = {}
         folder = Path(__file__).parent
         self.commands = {
             "python": [sys.executable, "-u", "-B", str(folder / "interpreter.py")],
@@ -169,20 +169,20 @@ class Supervisor:
         """Let the resident Python or shell do something; start it where there is none."""
         text = request["text"]
         data = json.dumps({"code": text}).encode() + b"\n" if name == "python" else text.encode() + b"\0"
-        is_lost = name in self.workers and self.workers[name].process.poll() is not None
+        is_lost = name in self.residents and self.residents[name].process.poll() is not None
         if is_lost:
-            self.workers.pop(name).close()
-        if name not in self.workers:
+            self.residents.pop(name).close()
+        if name not in self.residents:
             try:
-                self.workers[name] = Worker(self.commands[name], self.bounds, self.output)
+                self.residents[name] = Resident(self.commands[name], self.bounds, self.output)
             except (OSError, subprocess.SubprocessError) as error:
                 said = base64.b64encode(f"cannot start {name}: {error}\n".encode()).decode()
                 return {"ended": "killed", "stdout": "", "stderr": said, "state_lost": True}
-        worker = self.workers[name]
-        self.bounds.allow_cpu(worker.process.pid, self.cpu_s)
-        reply = worker.call(data, request["timeout_s"])
+        resident = self.residents[name]
+        self.bounds.allow_cpu(resident.process.pid, self.cpu_s)
+        reply = resident.call(data, request["timeout_s"])
         if reply["state_lost"]:
-            del self.workers[name]
+            del self.residents[name]
         return {**reply, "state_lost": reply["state_lost"] or is_lost}
 
     def do_run(self, argv: list[str], stdin: str, environment: dict[str, str], timeout_s: float) -> Reply:
@@ -274,7 +274,7 @@ class Supervisor:
 
     def reap(self) -> None:
         """Collect orphans, which the kernel hands to the first process."""
-        own = {worker.process.pid for worker in self.workers.values()}
+        own = {resident.process.pid for resident in self.residents.values()}
         with suppress(ChildProcessError):
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if found.si_pid in own:

@@ -209,7 +209,7 @@ class EmbeddedEngine:
     async def update_weights(
         self, model_path: str, *, weight_version: str | None, flush_cache: bool, abort_all_requests: bool
     ) -> ControlReply:
-        """Read new weights in a worker thread, wait until a swap is allowed, and swap them in.
+        """Read new weights in a thread, wait until a swap is allowed, and swap them in.
 
         KV of the former weights is never matched again, even without a flush. During an `in_place` pause with running
         sequences, whose KV cannot be flushed, an update with `flush_cache` is refused before anything changes.

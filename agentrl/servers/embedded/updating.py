@@ -38,7 +38,7 @@ _UPDATED: Final = "Succeeded to update model weights."
 
 
 class WeightUpdates:
-    """The weights being served, and their changes; `read` reads a checkpoint in a worker thread."""
+    """The weights being served, and their changes; `read` reads a checkpoint in a thread."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class WeightUpdates:
     async def from_disk(
         self, model_path: str, *, weight_version: str | None, flush_cache: bool, abort_all_requests: bool
     ) -> ControlReply:
-        """Read the weights of `model_path` in a worker thread, wait until a swap is allowed, and swap them in.
+        """Read the weights of `model_path` in a thread, wait until a swap is allowed, and swap them in.
 
         Cancellation: the weights are the former ones; the thread finishes reading and its result is dropped. With
         `SGLangFault.UPDATE_COLLISION` and a pause the update continues.

@@ -73,7 +73,9 @@ def test_an_exit_status_may_name_the_reward(status: int, reward: float) -> None:
 def test_the_task_is_a_file_without_its_answer_and_words_stand_for_its_fields() -> None:
     words = ["sh", "-c", 'cat task.json; printf "\\n%s\\n%s\\n" "$1" "$WHO"; pwd', "sh", "{task.question}"]
     found = load_workflow(COMMAND, {"command": words, "env": {"WHO": "{task.id}/{door.key}"}, "grader": f"{__name__}:shown"})
-    assert play(found, TASK, []).final_reward == 1.0
+    ended = play(found, TASK, [])
+    assert ended.failure is None
+    assert ended.final_reward == 1.0
 
 
 def shown(text: str, task: Any) -> float:  # noqa: ANN401
@@ -82,7 +84,7 @@ def shown(text: str, task: Any) -> float:  # noqa: ANN401
     assert json.loads(data) == {"id": "t1", "question": TASK["question"]}
     assert question == TASK["question"]
     assert who.startswith("t1/")
-    assert sorted(os.listdir(place)) == ["task.json"]
+    assert [path.name for path in Path(place).iterdir()] == ["task.json"]
     return 1.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +85,15 @@ def replies_of(tool: str, argument: str, rest: str = "") -> list[str]:
 
 
 SDK_REPLIES: Final = replies_of("bash", "command", '"timeout" : 6.00e1 , ')
+CLAUDE_REPLIES: Final = replies_of("Bash", "command", '"timeout" : 60000.0 , "description" : "Runs a command" , ')
+LEAN_CLAUDE: Final = {
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "DISABLE_TELEMETRY": "1",
+    "DISABLE_ERROR_REPORTING": "1",
+    "IS_SANDBOX": "1",
+}
+"""Settings of Claude Code without a network; the last one lets root run it."""
 
 
 def _python(
@@ -124,5 +134,167 @@ PYTHON_CLIENTS: Final = (
     _python("langchain-openai", "langchain-openai", "langchain_agent.py", "responses", "responses"),
     _python("litellm", "litellm", "litellm_loop.py", "chat", "chat", openai=2),
     _python("litellm", "litellm", "litellm_loop.py", "chat-stream", "chat", openai=2),
+    _python(
+        "smolagents",
+        "smolagents",
+        "smolagents_agent.py",
+        "",
+        "chat",
+        replies=(*SDK_REPLIES[:2], tool_call("final_answer", json.dumps({"answer": ANSWER}))),
+    ),
+    _python(
+        "claude-agent-sdk", "claude-agent-sdk", "claude_agent.py", "", "messages", replies=CLAUDE_REPLIES, environment=LEAN_CLAUDE
+    ),
 )
-CLIENTS: Final[tuple[ClientProgram, ...]] = PYTHON_CLIENTS
+
+
+def _linked_modules(home: Path, door: Door) -> None:
+    """Put the program where Node.js finds the packages."""
+    (home / "node_modules").symlink_to(NODE / "node_modules")
+    shutil.copy(PROGRAMS / "ai_sdk.mjs", home)
+
+
+def _codex_settings(home: Path, door: Door) -> None:
+    folder = home / ".codex"
+    folder.mkdir()
+    (folder / "config.toml").write_text(
+        'model = "policy"\nmodel_provider = "door"\ncheck_for_update_on_startup = false\n[analytics]\nenabled = false\n'
+        f'[model_providers.door]\nname = "door"\nbase_url = "{door.base_url}"\nenv_key = "OPENAI_API_KEY"\n'
+        'wire_api = "responses"\n'
+    )
+
+
+def _opencode_settings(home: Path, door: Door) -> None:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "door",
+        "options": {"baseURL": door.base_url, "apiKey": door.key},
+        "models": {"policy": {"name": "policy", "limit": {"context": 200000, "output": 4096}}},
+    }
+    settings = {
+        "autoupdate": False,
+        "share": "disabled",
+        "enabled_providers": ["door"],
+        "model": "door/policy",
+        "permission": "allow",
+        "provider": {"door": provider},
+    }
+    (home / "opencode.json").write_text(json.dumps(settings))
+
+
+def _pi_settings(home: Path, door: Door) -> None:
+    def provider(api: str, url: str, *, reasoning: bool) -> dict[str, object]:
+        models = [{"id": "policy", "reasoning": reasoning}]
+        return {"baseUrl": url, "api": api, "apiKey": door.key, "models": models}
+
+    providers = {
+        "chat": provider("openai-completions", door.base_url, reasoning=False),
+        "responses": provider("openai-responses", door.base_url, reasoning=True),
+        "messages": provider("anthropic-messages", door.url, reasoning=True),
+    }
+    (home / "models.json").write_text(json.dumps({"providers": providers}))
+
+
+def _node(
+    client: str,
+    package: str,
+    command: Sequence[str],
+    mode: str,
+    dialect: DialectName,
+    replies: Sequence[str],
+    environment: Mapping[str, str],
+    prepare: Callable[[Path, Door], None],
+) -> ClientProgram:
+    folder = NODE / "node_modules" / ".bin"
+    first = command[0] if command[0].startswith("/") else str(folder / command[0])
+    return ClientProgram(
+        client=client,
+        package=package,
+        dialect=dialect,
+        mode=mode,
+        command=(first, *command[1:]),
+        bin_folder=folder,
+        replies=replies,
+        environment=environment,
+        prepare=prepare,
+    )
+
+
+def _typescript(client: str, package: str, mode: str, dialect: DialectName) -> ClientProgram:
+    node = shutil.which("node") or "/usr/bin/node"
+    return _node(client, package, (node, "../home/ai_sdk.mjs", mode), mode, dialect, SDK_REPLIES, {}, _linked_modules)
+
+
+def _pi(mode: DialectName) -> ClientProgram:
+    command = ("pi", "-p", "--provider", mode, "--model", "policy")
+    settings = {"PI_CODING_AGENT_DIR": "../home", "PI_OFFLINE": "1"}
+    replies = replies_of("bash", "command", '"timeout" : 6.0e1 , ')
+    return _node("pi", "@mariozechner/pi-coding-agent", command, mode, mode, replies, settings, _pi_settings)
+
+
+TYPESCRIPT_CLIENTS: Final = (
+    _typescript("ai SDK", "ai", "chat", "chat"),
+    _typescript("ai SDK", "ai", "chat-stream", "chat"),
+    _typescript("ai SDK", "ai", "responses", "responses"),
+    _typescript("ai SDK", "ai", "messages", "messages"),
+    _typescript("openai (npm)", "openai", "run-tools", "chat"),
+)
+PROGRAM_CLIENTS: Final = (
+    ClientProgram(
+        client="mini-swe-agent",
+        package="mini-swe-agent",
+        dialect="chat",
+        command=(
+            str(ROOT / ".clients-venv" / "openai2" / "bin" / "mini"),
+            *("-y", "--exit-immediately", "-m", "openai/policy", "-c", "mini.yaml", "-c", "agent.mode=yolo", "-t"),
+        ),
+        bin_folder=ROOT / ".clients-venv" / "openai2" / "bin",
+        replies=(
+            *replies_of("bash", "command")[:2],
+            tool_call("bash", json.dumps({"command": f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo '{ANSWER}'"})),
+        ),
+        environment={
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        },
+    ),
+    _node(
+        "Codex",
+        "@openai/codex",
+        ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+        "",
+        "responses",
+        replies_of("exec_command", "cmd"),
+        {},
+        _codex_settings,
+    ),
+    _node(
+        "Claude Code",
+        "@anthropic-ai/claude-code",
+        ("claude", "--model", "policy", "--dangerously-skip-permissions", "--max-turns", "8", "-p"),
+        "",
+        "messages",
+        CLAUDE_REPLIES,
+        LEAN_CLAUDE,
+        _nothing,
+    ),
+    _node(
+        "opencode",
+        "opencode-ai",
+        ("opencode", "run", "--title", "fixed", "-m", "door/policy"),
+        "",
+        "chat",
+        replies_of("bash", "command", '"timeout" : 6.00e4 , "description" : "Runs a command" , '),
+        {
+            "OPENCODE_CONFIG": "../home/opencode.json",
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        },
+        _opencode_settings,
+    ),
+    _pi("chat"),
+    _pi("responses"),
+    _pi("messages"),
+)
+CLIENTS: Final[tuple[ClientProgram, ...]] = (*PYTHON_CLIENTS, *TYPESCRIPT_CLIENTS, *PROGRAM_CLIENTS)

@@ -44,7 +44,7 @@ from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
-from agentrl.watchdog.garbage_collector import tuned_garbage_collector
+from agentrl.watchdog.delays import tuned_garbage_collector
 from agentrl.workflow import RolloutWorkflow
 from benchmarks.instant_model import TRAINED_ON, Corpus, Instant, answer, save_tokenizer, standard_library
 from benchmarks.machine import describe_machine

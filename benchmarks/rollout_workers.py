@@ -19,11 +19,9 @@ import anyio
 
 from agentrl.client import Client, SamplingConfig
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.episode import LocalRunner
+from agentrl.rollout.episode import LocalRunner, PolicyRunner
 from agentrl.rollout.remote.frames import WorkerSetup
-from agentrl.rollout.remote.nodes import this_machine
-from agentrl.rollout.remote.runner import RemoteRunner
-from agentrl.rollout.runner import PolicyRunner
+from agentrl.rollout.remote.runner import RemoteRunner, this_machine
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Turn
 from agentrl.workflow import RolloutWorkflow

@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 from agentrl.folders import make_private
-from agentrl.processes.local import open_log
+from agentrl.processes.base import open_log
 from agentrl.weights.disk import atomic_directory
 
 

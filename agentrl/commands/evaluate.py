@@ -33,7 +33,7 @@ from agentrl.inference.config import has_credentials
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.rollout.episode import run_endpoint_episode
 from agentrl.types import StopReason, Task, Trajectory
-from agentrl.watchdog.garbage_collector import tuned_garbage_collector
+from agentrl.watchdog.delays import tuned_garbage_collector
 from agentrl.workflow import RolloutWorkflow, load_workflow
 
 _KEY_VARIABLE = "OPENAI_API_KEY"

@@ -17,8 +17,7 @@ from cyclopts import App, Parameter
 
 from agentrl.commands.running import Overrides, load_run, run_command
 from agentrl.errors import ConfigError
-from agentrl.watchdog.signals import interrupt_note
-from agentrl.watchdog.threads import threads_end_with_command
+from agentrl.watchdog.signals import interrupt_note, threads_end_with_command
 
 
 class Command(NamedTuple):

@@ -12,12 +12,9 @@ from pathlib import Path
 from agentrl.config import RunConfig
 from agentrl.data.load import TaskSets
 from agentrl.plan.places import num_workers as num_workers
-from agentrl.rollout.episode import LocalRunner
-from agentrl.rollout.remote.frames import WorkerSetup
-from agentrl.rollout.remote.nodes import ray_nodes, this_machine
-from agentrl.rollout.remote.packing import pack_task
-from agentrl.rollout.remote.runner import RemoteRunner
-from agentrl.rollout.runner import PolicyRunner
+from agentrl.rollout.episode import LocalRunner, PolicyRunner
+from agentrl.rollout.remote.frames import WorkerSetup, pack_task
+from agentrl.rollout.remote.runner import RemoteRunner, ray_nodes, this_machine
 from agentrl.tokens.renderer import Renderer
 from agentrl.workflow import RolloutWorkflow
 

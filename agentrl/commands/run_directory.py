@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from agentrl.commands.running import describe_error
 from agentrl.config import RunConfig
 from agentrl.data.load import TaskSets, write_task_files
+from agentrl.engine.parts import RunState
 from agentrl.engine.report import RunReport, Totals
-from agentrl.engine.resume import RunState
 from agentrl.errors import ConfigError, RunStopped, TrainError
 from agentrl.files import write_json
 from agentrl.folders import make_private

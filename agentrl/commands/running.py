@@ -42,7 +42,7 @@ def run_job(
 ) -> None:
     """Run an async job to its end; the job itself ends what it started."""
     from agentrl.watchdog.loop import run_watched
-    from agentrl.watchdog.threads import run_without_waiting
+    from agentrl.watchdog.signals import run_without_waiting
 
     with interrupt_note(results):
         if stall_timeout_s is None:

@@ -34,9 +34,8 @@ from agentrl.concurrency import enter_both
 from agentrl.config import RunConfig
 from agentrl.data.load import TaskSets, load_tasks
 from agentrl.engine.engine import Engine
-from agentrl.engine.parts import EngineParts
+from agentrl.engine.parts import NEW_RUN, EngineParts
 from agentrl.engine.report import RunReport
-from agentrl.engine.resume import NEW_RUN
 from agentrl.errors import AgentRLError, ConfigError, TrainerDied, TrainError
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.launch.sglang import find_sglang_python
@@ -54,7 +53,7 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.checkpoints.read import latest_checkpoint
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.trainer.worker.ranks import worker_ended
-from agentrl.watchdog.garbage_collector import tuned_garbage_collector
+from agentrl.watchdog.delays import tuned_garbage_collector
 from agentrl.watchdog.loop import watched_loop
 from agentrl.watchdog.signals import describe_results
 from agentrl.workflow import RolloutWorkflow, load_workflow

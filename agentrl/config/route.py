@@ -11,8 +11,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from agentrl.engine.config import EngineConfig
-from agentrl.inference.config import InferenceConfig
-from agentrl.inference.gpus import first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
+from agentrl.inference.config import InferenceConfig, first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
 from agentrl.processes.machine import is_loopback
 from agentrl.trainer.config import TrainerConfig
 from agentrl.weights.config import SyncConfig

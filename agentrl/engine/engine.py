@@ -22,10 +22,10 @@ from agentrl.concurrency import STRAY_CANCELLATION, finishing, task_group
 from agentrl.data.draw import TaskDraw
 from agentrl.engine.buffer import Ticket
 from agentrl.engine.evaluate import EvalReport, EvaluationQueue, evaluate_with
+from agentrl.engine.journal import LoopState
 from agentrl.engine.parts import EngineParts
 from agentrl.engine.report import RunReport
 from agentrl.engine.skipped import EqualScores
-from agentrl.engine.state import LoopState
 from agentrl.engine.training import TrainLoop
 from agentrl.errors import RunStopped
 from agentrl.rollout.episode import LocalRunner

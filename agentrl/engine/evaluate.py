@@ -24,9 +24,8 @@ from agentrl.episode.summary import MetricValue, episode_metrics, is_success, pr
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.inference.backend import Backend
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.episode import LocalRunner
+from agentrl.rollout.episode import LocalRunner, PolicyRunner
 from agentrl.rollout.group import EpisodeRunner, cancelled_episode, run_recorded
-from agentrl.rollout.runner import PolicyRunner
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import RolloutWorkflow

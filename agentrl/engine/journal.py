@@ -1,7 +1,7 @@
-"""The records of a run: metrics, trajectories, counters and the report.
+"""The records of a run, and the state that both sides of its loop share.
 
 Invariant: each finished episode, step, drop, evaluation and checkpoint is recorded once, where it happens, under the keys
-of `agentrl.episode.summary`.
+of `agentrl.episode.summary`. Whatever moves the run restarts its stall timer.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ import anyio
 import msgspec
 
 from agentrl.engine.batch import PreparedBatch, trained_records
-from agentrl.engine.buffer import GroupBuffer, VersionClock
+from agentrl.engine.buffer import GroupBuffer, Signal, VersionClock
 from agentrl.engine.diagnostics import advantage_metrics, task_outcomes
 from agentrl.engine.evaluate import EvalReport
-from agentrl.engine.inflight import InFlight
+from agentrl.engine.inflight import InFlight, WatchedBackend
 from agentrl.engine.parts import EngineParts
 from agentrl.engine.report import BusyMeter, PublishReport, RunReport, SyncCost, Timer, Totals
+from agentrl.engine.skipped import AfterTurnErrors, ErrorBudget
+from agentrl.engine.staleness import Admission
 from agentrl.episode.summary import EndedEpisode, MetricValue, prefixed
 from agentrl.errors import RunStopped
 from agentrl.observe.episode_files import EpisodeFiles
 from agentrl.observe.progress import Snapshot, evaluation_line
 from agentrl.observe.records import JsonLines
-from agentrl.observe.resuming import last_wall_s
+from agentrl.observe.resuming import last_version, last_wall_s
+from agentrl.observe.stall import StallTimer, WaitBoard
 from agentrl.observe.timeline import MIN_WAIT_S, Activity, ActivityName, Actor
-from agentrl.rollout.budget import AfterTurnErrors, ErrorBudget
 from agentrl.trainer.base import StepReport
 from agentrl.types import Group, Trajectory
 from agentrl.watchdog.delays import loop_blocked_s
@@ -369,3 +371,50 @@ def _publication_metrics(published: PublishReport) -> dict[str, MetricValue]:
         "update_bytes": published.num_bytes,
     }
     return metrics if published.probe_difference is None else {**metrics, "probe_difference": published.probe_difference}
+
+
+class LoopState:
+    """The shared state of one run, made from its parts."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self.board = WaitBoard()
+        self.watchdog = StallTimer(timeout_s=parts.engine.stall_timeout_s, describe=self._describe_waits)
+        self.flights = InFlight(on_progress=self.watchdog.progress)
+        self.backend = WatchedBackend(parts.inference, self.flights)
+        changed = Signal()
+        self.clock = VersionClock(start=_first_version(parts), changed=changed)
+        self.buffer = GroupBuffer(
+            clock=self.clock,
+            changed=changed,
+            admission=Admission(
+                groups_per_step=parts.algorithm.groups_per_step,
+                max_staleness=parts.algorithm.max_staleness,
+                first_version=self.clock.version,
+                total_groups=max(0, parts.engine.steps - parts.resume.step) * parts.algorithm.groups_per_step,
+            ),
+            policy=parts.algorithm.staleness_policy,
+            on_drop=self._dropped,
+            first_index=parts.resume.groups_admitted,
+            reopen=parts.resume.groups_open,
+        )
+        self.journal = Journal(parts, clock=self.clock, buffer=self.buffer, flights=self.flights, waits=self._waits)
+
+    def _dropped(self, index: int, reason: str) -> None:
+        self.journal.dropped(index, reason)
+
+    def _waits(self) -> list[str]:
+        return self.board.lines() + self.flights.describe(self.buffer.waits_for())
+
+    def _describe_waits(self) -> str:
+        return "\n".join(f"  {line}" for line in (*self._waits(), *self.backend.describe()))
+
+
+def _first_version(parts: EngineParts) -> int:
+    """Return the version of the run's first publication: at least 1, and above every version that the servers have had.
+
+    Weights that a server was launched with are version 0, so a server that was restarted never passes for the run's. The
+    weights of a checkpoint keep their version unless the run used later ones, whose weights were lost.
+    """
+    before = parts.resume.policy_version
+    used = last_version(parts.run_dir) if parts.resume.step else 0
+    return max(used + 1 if used > before else before, parts.inference.policy_version + 1)

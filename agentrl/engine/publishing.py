@@ -22,8 +22,8 @@ import numpy as np
 from anyio.abc import TaskGroup
 
 from agentrl.engine.config import PROBE_TOLERANCE, EngineConfig
+from agentrl.engine.journal import LoopState
 from agentrl.engine.report import PublishReport, SyncCost
-from agentrl.engine.state import LoopState
 from agentrl.errors import AgentRLError, WeightSyncError
 from agentrl.folders import make_private
 from agentrl.inference.backend import Inference, Probe, UpdateReport, WeightSource

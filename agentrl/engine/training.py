@@ -32,11 +32,10 @@ from agentrl.engine.batch import PreparedBatch, prepare_batch
 from agentrl.engine.config import LOGPROB_TOLERANCE, MAX_SKIPPED_CHECKS
 from agentrl.engine.evaluate import EvaluationQueue
 from agentrl.engine.inflight import FinishedCall, FinishedCalls
-from agentrl.engine.parts import EngineParts
+from agentrl.engine.journal import LoopState
+from agentrl.engine.parts import EngineParts, RunState
 from agentrl.engine.publishing import PROBE_TEXT, Publications, WeightPublisher
-from agentrl.engine.resume import RunState
 from agentrl.engine.skipped import SkippedSteps
-from agentrl.engine.state import LoopState
 from agentrl.errors import (
     AgentRLError,
     InvariantError,

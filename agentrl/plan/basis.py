@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.inference.gpus import runs_on_cpu
+from agentrl.inference.config import runs_on_cpu
 from agentrl.plan.memory import gpus_per_server, running_requests, server_memory
 from agentrl.plan.mesh import mesh_choice
 from agentrl.plan.model import ModelFacts

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.config import RunConfig
-from agentrl.inference.config import CPU_RUNNING_REQUESTS, InferenceConfig
-from agentrl.inference.gpus import runs_on_cpu, tensor_parallel
+from agentrl.inference.config import CPU_RUNNING_REQUESTS, InferenceConfig, runs_on_cpu, tensor_parallel
 from agentrl.plan.model import ModelShape
 from agentrl.trainer.config import TrainerConfig, snapshot_kind
 

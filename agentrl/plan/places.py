@@ -13,11 +13,10 @@ from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.inference.config import InferenceConfig
-from agentrl.inference.gpus import first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
+from agentrl.inference.config import InferenceConfig, first_gpu, gpu_is_present, runs_on_cpu, tensor_parallel
 from agentrl.inference.launch.anywhere import with_device
+from agentrl.processes.joining import world_in
 from agentrl.processes.machine import count_cores
-from agentrl.processes.rank_numbers import world_in
 from agentrl.processes.ray import ClusterResources, ray_address, ray_resources
 from agentrl.rollout.config import RolloutConfig
 from agentrl.trainer.config import TrainerConfig

@@ -11,7 +11,7 @@ from agentrl.config.route import Route
 from agentrl.data.config import SourceConfig, WeightedSource
 from agentrl.data.source import never_ends
 from agentrl.engine.config import INTERRUPT_S, MAX_SKIPPED_CHECKS
-from agentrl.inference.gpus import first_gpu, runs_on_cpu, tensor_parallel
+from agentrl.inference.config import first_gpu, runs_on_cpu, tensor_parallel
 from agentrl.plan.basis import DEFAULT_GPU
 from agentrl.plan.memory import RunMemory, gib, longest_pass, running_requests
 from agentrl.plan.model import ModelShape

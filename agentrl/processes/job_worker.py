@@ -18,8 +18,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, cast
 
-from agentrl.processes.frames import framed, read_frames
-from agentrl.processes.parent import read_in_thread, take_standard_streams
+from agentrl.processes.frames import framed, read_frames, read_in_thread, take_standard_streams
 
 MAX_FILE_BYTES = 2**20
 """Most bytes that a process with limits may write into any file, its own stderr included."""

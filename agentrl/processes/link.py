@@ -18,9 +18,8 @@ from anyio.streams.stapled import StapledByteStream
 
 from agentrl.concurrency import task_group
 from agentrl.processes import machine
-from agentrl.processes.base import Child
+from agentrl.processes.base import Child, LocalChild
 from agentrl.processes.frames import EMPTY_FRAME, MAX_BODY_BYTES, READ_BYTES, FrameBuffer, framed
-from agentrl.processes.local import LocalChild
 from agentrl.processes.meeting import Attendee
 
 STREAM_ENDS = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)

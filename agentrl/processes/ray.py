@@ -29,9 +29,8 @@ from anyio.abc import TaskGroup
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, LaunchError
 from agentrl.processes.agent import HostedProcess, StreamName
-from agentrl.processes.base import STOP_S, Exit, ProcessSpec, describe_code, read_tail, shorten_tail
+from agentrl.processes.base import MAX_LINE, STOP_S, Exit, ProcessSpec, describe_code, open_log, read_tail, shorten_tail
 from agentrl.processes.config import ClusterConfig
-from agentrl.processes.local import MAX_LINE, open_log
 from agentrl.processes.machine import LOOPBACK
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ from agentrl.config.base import Config
 from agentrl.env import environment_boundary
 from agentrl.episode.tape import ask
 from agentrl.errors import EnvironmentFault
-from agentrl.processes.job_process import WorkerLost, WorkerReply, WorkerSettings
-from agentrl.processes.jobs import WorkerPool
+from agentrl.processes.jobs import WorkerLost, WorkerPool, WorkerReply, WorkerSettings
 from agentrl.types import JsonValue
 
 _ATTEMPTS = 2

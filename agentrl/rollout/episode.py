@@ -10,15 +10,17 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 from uuid import uuid4
 
 import anyio
 import anyio.lowlevel
 from openai import AsyncOpenAI
 
-from agentrl.client import Client, EndpointBackend, EpisodeSettings, PolicyBackend, SamplingConfig
+from agentrl.client import Client, EndpointBackend, EpisodeSettings, PolicyBackend
+from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import OutsideWork, flatten, watch_outside_work
 from agentrl.env import watch_faults
 from agentrl.episode.checks import check_reward, check_reward_time
@@ -33,12 +35,29 @@ from agentrl.errors import (
 from agentrl.inference.backend import Backend
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.failure import RUN_ENDING, episode_failure, failure_stop_reason, raising_line
-from agentrl.rollout.group import keep_turns
-from agentrl.rollout.score import score_episodes
+from agentrl.rollout.group import keep_turns, score_episodes
 from agentrl.sandbox.usage_record import sandbox_metrics, watch_sandboxes
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory, Turn
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow
+
+
+class PolicyRunner(Protocol):
+    """Runs episodes of one workflow with the policy."""
+
+    def opened(self, backend: Backend) -> AbstractAsyncContextManager[None]:
+        """Hold open what episodes need while the block runs; `backend` answers their model calls."""
+        ...
+
+    async def play(
+        self, task: Task, *, episode_id: str, sampling: SamplingConfig, on_turn: Callable[[Turn], None]
+    ) -> Trajectory:
+        """Return the trajectory of one episode, inside `opened`; a failed one has `failure` set."""
+        ...
+
+    async def score(self, task: Task, episodes: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
+        """Return the episodes of a group of a `GroupWorkflow` with their scores, or all as failures, as `score_episodes`."""
+        ...
 
 
 async def run_policy_episode(

@@ -23,7 +23,7 @@ import orjson
 from agentrl.config.base import DEVICE_PATTERN
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.inference.backend import CONTEXT_HEADROOM
-from agentrl.processes.parent import open_parent
+from agentrl.processes.frames import open_parent
 from agentrl.servers.embedded.faults import SGLangFault, parse_faults
 from agentrl.servers.engine import InferenceEngine
 from agentrl.servers.http.app import AddRoutes, create_app

@@ -16,7 +16,7 @@ from agentrl.client.config import SamplingConfig
 from agentrl.errors import RequestRejected
 from agentrl.servers.scripted.server import ScriptedCall, ScriptedReply, ScriptedServer
 from agentrl.tokens.renderer import Renderer
-from agentrl.tokens.tokenizer.files import ModelFiles
+from agentrl.tokens.tokenizer.codec import ModelFiles
 
 SPECIALS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS: Final = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")

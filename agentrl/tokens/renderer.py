@@ -23,11 +23,9 @@ from agentrl.errors import ConfigError, ContextOverflow, TokenError
 from agentrl.tokens.breaks import restored
 from agentrl.tokens.messages import plain_message, roles_of
 from agentrl.tokens.parse import THINK_CLOSE, THINK_OPEN, ParsedMessage, choose_parser, parse_text
-from agentrl.tokens.template.probing import QUESTION, TemplateProber, TemplateTraits, wants_text_arguments
+from agentrl.tokens.template.probing import QUESTION, TemplateProber, TemplateTraits, try_out, wants_text_arguments
 from agentrl.tokens.template.rendering import ChatTemplate, GuardedTemplate, PlainMessage, Rendered, ToolSchemas
-from agentrl.tokens.template.trial import try_out
-from agentrl.tokens.tokenizer.codec import IncrementalDecoder, TokenCodec
-from agentrl.tokens.tokenizer.files import ModelFiles, read_model_files
+from agentrl.tokens.tokenizer.codec import IncrementalDecoder, ModelFiles, TokenCodec, read_model_files
 from agentrl.types import BoolArray, Int32Array, Message
 
 

@@ -17,8 +17,7 @@ from anyio.lowlevel import RunVar
 from agentrl.env import environment_boundary
 from agentrl.episode.tape import ask
 from agentrl.errors import EnvironmentFault
-from agentrl.processes.job_process import WorkerLost, WorkerSettings
-from agentrl.processes.jobs import WorkerPool
+from agentrl.processes.jobs import WorkerLost, WorkerPool, WorkerSettings
 from agentrl.tools.errors import ToolError
 from agentrl.types import JsonValue
 

@@ -31,9 +31,8 @@ from transformers.core_model_loading import (
 
 from agentrl.errors import ConfigError, WeightSyncError
 from agentrl.trainer.parallel.shard import held_box
-from agentrl.trainer.tensors import torch_tensor
-from agentrl.weights.parts import Index, StoredTensor
-from agentrl.weights.tensors import WEIGHTS_FILE, WEIGHTS_INDEX_FILE, read_safetensors
+from agentrl.trainer.parallel.snapshot import torch_tensor
+from agentrl.weights.tensors import WEIGHTS_FILE, WEIGHTS_INDEX_FILE, Index, StoredTensor, read_safetensors
 
 
 def empty_model(path: Path) -> PreTrainedModel:

@@ -37,17 +37,14 @@ from agentrl.trainer.loading import (
     read_weights,
     untie_different,
 )
-from agentrl.trainer.parallel.ranks import Ranks, TrainerMesh
+from agentrl.trainer.parallel.ranks import Ranks, TrainerMesh, together
 from agentrl.trainer.parallel.shape import check_tensor_fit
 from agentrl.trainer.parallel.shard import as_forward, local_part, shard
-from agentrl.trainer.parallel.snapshot import snapshot
+from agentrl.trainer.parallel.snapshot import raw_tensor, snapshot
 from agentrl.trainer.parallel.tensor import VocabularyPart, split_block, split_vocabulary, vocabulary_part
-from agentrl.trainer.parallel.together import together
 from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
-from agentrl.trainer.tensors import raw_tensor
 from agentrl.types import BoolArray, Float32Array, Int32Array
-from agentrl.weights.parts import StoredTensor
-from agentrl.weights.tensors import RawTensor
+from agentrl.weights.tensors import RawTensor, StoredTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,15 +24,15 @@ from agentrl.errors import InvariantError, StaleDataError, TrainError
 from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
 from agentrl.trainer.checkpoints.format import TrainerState
 from agentrl.trainer.checkpoints.read import Checkpoint
-from agentrl.trainer.checkpoints.staging import StagedParts, stage_parts, stage_weights, take_state
+from agentrl.trainer.checkpoints.write import StagedParts, stage_parts, stage_weights, take_state
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import Microbatch, PolicyModel
 from agentrl.trainer.optimizer import adamw, clip_gradients, schedule_factor, set_learning_rate, update_to_weight_ratio
 from agentrl.trainer.parallel.ranks import Ranks
+from agentrl.trainer.parallel.snapshot import torch_tensor
 from agentrl.trainer.parallel.tensor import replicas_agree, sum_partial_gradients
-from agentrl.trainer.tensors import torch_tensor
 from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
-from agentrl.weights.parts import StoredTensor
+from agentrl.weights.tensors import StoredTensor
 
 _RNG = "random_state"
 

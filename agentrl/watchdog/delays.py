@@ -1,11 +1,13 @@
-"""Short blocks of the event loop: their seconds, and the user's code that caused them.
+"""Delays of the event loop: their seconds, the user's code that caused them, and the garbage collector, which causes few.
 
-Invariant: only code of the user is named, each function once; time counts whatever code it was. Nothing is ended.
+Invariant: only code of the user is named, each function once; time counts whatever code it was. Nothing is ended. An import
+sets nothing, and a block restores what it set.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 import threading
@@ -25,6 +27,10 @@ LOOK_S = 0.05
 """Seconds between two looks of a thread at the beats."""
 NAME_AFTER_S = 0.2
 """Seconds without a beat of the loop from which a block counts."""
+THRESHOLDS = (20_000, 10, 10)
+"""New objects per collection of the youngest generation; such collections per one of the second; those per full one."""
+_FROZEN_AT_START = 1_000
+"""More objects than an interpreter has frozen by itself; Python 3.12 starts with some hundred."""
 
 
 class ProcessorWaits:
@@ -150,3 +156,24 @@ class _Beats:
     def _beat(self) -> None:
         self._count += 1
         self._timer = self._loop.call_later(LOOP_BEAT_S, self._beat)
+
+
+@contextmanager
+def tuned_garbage_collector() -> Generator[None]:
+    """Collect rarely, and pass over what is alive when the block begins; enter it when all is loaded and started.
+
+    Each pass stops every episode (`benchmarks/garbage_collector.py`). A process that has frozen objects or set higher
+    thresholds keeps its settings.
+    """
+    thresholds = gc.get_threshold()
+    freezes = gc.get_freeze_count() < _FROZEN_AT_START
+    gc.collect()
+    if freezes:
+        gc.freeze()
+    gc.set_threshold(*map(max, thresholds, THRESHOLDS))
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        if freezes:
+            gc.unfreeze()

@@ -32,9 +32,8 @@ from agentrl.watchdog.delays import (
     current_delays,
     under_asyncio,
 )
-from agentrl.watchdog.signals import TERMINATING, Ending, exit_process, interrupt_from
+from agentrl.watchdog.signals import EXIT_GRACE_S, TERMINATING, Ending, exit_process, interrupt_from, run_without_waiting
 from agentrl.watchdog.stacks import blocking_code, indented, is_in_user_code, workflow_code
-from agentrl.watchdog.threads import EXIT_GRACE_S, run_without_waiting
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,9 @@
-"""Tensors as bytes, their digests, and safetensors files; without torch, so that any process can use them.
+"""Tensors as bytes, their digests, parts and safetensors files; without torch, so that any process can use them.
 
 Invariant: the digest of a tensor depends only on its HF name, dtype, shape and little-endian bytes, so trainer, file and
 server compute the same digest. The bytes of a written file depend only on the same four. A tensor that was read is a view
-of the file, and its bounds were checked.
+of the file, and its bounds were checked. The parts of a stored tensor cover it without overlap, so any box of it can be put
+together from them.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
-from agentrl.errors import WeightSyncError
+from agentrl.errors import TrainError, WeightSyncError
 
 ITEM_BYTES: Mapping[str, int] = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4,
@@ -28,6 +30,8 @@ WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
 """Name of the index, which maps each tensor to one of several files."""
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+Index: TypeAlias = tuple[int, ...]
+"""One number for each dimension of a tensor."""
 
 
 def tensor_checksum(name: str, dtype: str, shape: Sequence[int], data: bytes | memoryview) -> str:
@@ -147,3 +151,58 @@ def _view(path: Path, name: str, entry: _TensorHeader, body: memoryview) -> RawT
             "the file is damaged or cut short"
         )
     return RawTensor(dtype=entry.dtype, shape=entry.shape, data=body[start:end])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPart:
+    """A box of a tensor, with its elements."""
+
+    whole: Index
+    """Shape of the whole tensor."""
+    offset: Index
+    """First index of the box in each dimension."""
+    data: RawTensor
+    """The elements; their shape is that of the box."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor whose parts are in files."""
+
+    dtype: str
+    """safetensors name of the type, such as `F32`."""
+    shape: Index
+    parts: tuple[TensorPart, ...]
+    """Views of the files: only the elements that are asked for are read."""
+
+    @classmethod
+    def of(cls, raw: RawTensor) -> StoredTensor:
+        part = TensorPart(whole=raw.shape, offset=(0,) * len(raw.shape), data=raw)
+        return cls(dtype=raw.dtype, shape=raw.shape, parts=(part,))
+
+    def whole(self) -> RawTensor:
+        if len(self.parts) == 1 and self.parts[0].data.shape == self.shape:
+            return self.parts[0].data
+        return self.box((0,) * len(self.shape), self.shape)
+
+    def box(self, offset: Index, shape: Index) -> RawTensor:
+        """Return the elements of the box that begins at `offset`, copied out of the parts that it meets."""
+        elements = np.dtype(f"<u{ITEM_BYTES[self.dtype]}")
+        found = np.empty(shape, elements)
+        missing = found.size
+        for part in self.parts:
+            begin = tuple(map(max, offset, part.offset))
+            end = tuple(min(a + n, b + m) for a, n, b, m in zip(offset, shape, part.offset, part.data.shape, strict=True))
+            size = tuple(stop - start for start, stop in zip(begin, end, strict=True))
+            if min(size, default=1) <= 0:
+                continue
+            source = np.frombuffer(part.data.data, elements).reshape(part.data.shape)
+            found[_relative_slices(begin, offset, size)] = source[_relative_slices(begin, part.offset, size)]
+            missing -= math.prod(size)
+        if missing:
+            raise TrainError(f"{missing} of {found.size} elements at {offset} of a tensor {self.shape} are in no file")
+        return RawTensor(dtype=self.dtype, shape=shape, data=found.reshape(-1).view(np.uint8).data)
+
+
+def _relative_slices(begin: Index, origin: Index, size: Index) -> tuple[slice, ...]:
+    return tuple(slice(at - zero, at - zero + n) for at, zero, n in zip(begin, origin, size, strict=True))

@@ -143,7 +143,13 @@ PYTHON_CLIENTS: Final = (
         replies=(*SDK_REPLIES[:2], tool_call("final_answer", json.dumps({"answer": ANSWER}))),
     ),
     _python(
-        "claude-agent-sdk", "claude-agent-sdk", "claude_agent.py", "", "messages", replies=CLAUDE_REPLIES, environment=LEAN_CLAUDE
+        "claude-agent-sdk",
+        "claude-agent-sdk",
+        "claude_agent.py",
+        "",
+        "messages",
+        replies=CLAUDE_REPLIES,
+        environment=LEAN_CLAUDE,
     ),
 )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import load_config
-from agentrl.inference.gpus import tensor_parallel
+from agentrl.inference.config import tensor_parallel
 from agentrl.plan.checks import missing_here
 from agentrl.plan.memory import GIB
 from agentrl.plan.plan import plan_run

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.commands.run_directory import ResumePoint
 from agentrl.config import parse_config
-from agentrl.engine.resume import RunState
+from agentrl.engine.parts import RunState
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from agentrl.client import Client
 from agentrl.data.digest import TaskDigest
 from agentrl.engine.config import EngineConfig
-from agentrl.engine.resume import RunState
+from agentrl.engine.parts import RunState
 from agentrl.errors import ConfigError, TrainerDied, TrainError, WeightSyncError
 from agentrl.runs.reading import read_index, read_metrics
 from agentrl.tokens.renderer import Renderer

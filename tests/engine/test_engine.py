@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from agentrl.client import Client
-from agentrl.engine.resume import RunState
+from agentrl.engine.parts import RunState
 from agentrl.errors import ConfigError, NothingLearned, TrainError, WeightSyncError
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply, ScriptedServer
 from agentrl.tokens.renderer import Renderer

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.client import Client
 from agentrl.engine.evaluate import EvalReport, evaluate_policy
-from agentrl.engine.resume import RunState
+from agentrl.engine.parts import RunState
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.observe.progress import NoProgress, Snapshot
 from agentrl.observe.timeline import MIN_WAIT_S, read_timeline

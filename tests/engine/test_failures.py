@@ -17,14 +17,14 @@ import pytest
 import agentrl.engine.buffer
 from agentrl.client import Client
 from agentrl.engine.buffer import GroupBuffer, Signal, VersionClock
+from agentrl.engine.journal import LoopState
+from agentrl.engine.skipped import ErrorBudget
 from agentrl.engine.staleness import Admission
-from agentrl.engine.state import LoopState
 from agentrl.errors import ErrorBudgetExceeded, InvariantError, RolloutWorkerDied, RunStopped, StallError
 from agentrl.observe.progress import NoProgress, Snapshot
 from agentrl.observe.trackers.base import TrackedRun
 from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.observe.trackers.to_jsonl import JsonlTracker
-from agentrl.rollout.budget import ErrorBudget
 from agentrl.rollout.config import RolloutConfig
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.engine.resume import RunState
+from agentrl.engine.parts import RunState
 from agentrl.errors import TrainError
 from agentrl.servers.scripted.server import ScriptedCall
 from agentrl.tokens.renderer import Renderer

@@ -10,7 +10,7 @@ import pytest
 from agentrl.data.curriculum import MiddleFirst
 from agentrl.data.load import OpenSource, TrainingTasks
 from agentrl.data.stream import IteratedStream
-from agentrl.engine.resume import RunState
+from agentrl.engine.parts import RunState
 from agentrl.errors import ConfigError, RunStopped
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer

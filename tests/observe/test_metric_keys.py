@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.engine.parts import RunState
 from agentrl.engine.report import RunReport
-from agentrl.engine.resume import RunState
 from agentrl.errors import AgentRLError
 from agentrl.observe.metric_keys import EVENTS, METRIC_KEYS, find_metric, metrics_page, undocumented
 from agentrl.tokens.renderer import Renderer

@@ -20,7 +20,7 @@ from agentrl.processes.base import TOKEN_VARIABLE
 from agentrl.processes.config import ClusterConfig
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
-from agentrl.trainer.worker.starting import WORKER_MODULE
+from agentrl.trainer.worker.ranks import WORKER_MODULE
 from tests.support.ports import later_port
 from tests.trainer.helpers import random_batch
 

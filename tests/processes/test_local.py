@@ -8,8 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.processes.base import Exit, ProcessSpec
-from agentrl.processes.local import LocalChild, LocalLauncher
+from agentrl.processes.base import Exit, LocalChild, LocalLauncher, ProcessSpec
 from tests.support.processes import until_ended
 
 

@@ -13,8 +13,8 @@ import yaml
 
 from agentrl.processes.base import TOKEN_VARIABLE
 from agentrl.processes.config import LISTEN_PORT
-from agentrl.processes.rank_numbers import RankNumbers, numbers_in
-from agentrl.trainer.worker.starting import WORKER_MODULE
+from agentrl.processes.joining import RankNumbers, numbers_in
+from agentrl.trainer.worker.ranks import WORKER_MODULE
 from tests.support.cli import write_run
 from tests.support.leftovers import processes_with
 

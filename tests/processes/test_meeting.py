@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from agentrl.errors import ConfigError, InvariantError, LaunchError
 from agentrl.processes import handshake
 from agentrl.processes.handshake import Challenge, Hello, Refused, Signed, Welcome
-from agentrl.processes.joining import Seat, join_driver
+from agentrl.processes.joining import RankNumbers, Seat, join_driver, numbers_in
 from agentrl.processes.machine import interface_of
 from agentrl.processes.meeting import MAX_STRANGERS, Meeting, open_meeting
-from agentrl.processes.rank_numbers import RankNumbers, numbers_in
 
 TOKEN = "a secret of some length"
 

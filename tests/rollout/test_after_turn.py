@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.client import Client
+from agentrl.engine.skipped import AfterTurnErrors
 from agentrl.env.faults import environment_boundary
-from agentrl.rollout.budget import AfterTurnErrors
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory

@@ -16,8 +16,7 @@ from agentrl.env import environment_boundary
 from agentrl.errors import EnvironmentFault, InvariantError
 from agentrl.reward.pass_at_k import pass_at_k
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.group import DroppedGroup, run_group
-from agentrl.rollout.score import score_episodes
+from agentrl.rollout.group import DroppedGroup, run_group, score_episodes
 from agentrl.runs.run import open_run
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer

@@ -18,14 +18,12 @@ from anyio.abc import UNIXSocketStream
 from agentrl.client import Client
 from agentrl.errors import AgentRLError, InvariantError
 from agentrl.inference.backend import Backend, GenerateRequest, Generation
-from agentrl.processes.frames import read_frames
+from agentrl.processes.frames import FrameWriter, read_frames
 from agentrl.processes.link import Link
-from agentrl.processes.parent import FrameWriter
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.remote.frames import MAX_MESSAGE_BYTES, WorkerSetup
-from agentrl.rollout.remote.nodes import OpenNodes, StartWorker, this_machine
 from agentrl.rollout.remote.process import set_up_worker
-from agentrl.rollout.remote.runner import RemoteRunner
+from agentrl.rollout.remote.runner import OpenNodes, RemoteRunner, StartWorker, this_machine
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow
 

@@ -14,8 +14,8 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.trainer.base import TrainBatch, TrainSample
 from agentrl.trainer.checkpoints.write import CheckpointJob, write_checkpoint
 from agentrl.trainer.parallel.shard import whole
+from agentrl.trainer.parallel.snapshot import raw_tensor
 from agentrl.trainer.policy import PolicyTrainer
-from agentrl.trainer.tensors import raw_tensor
 from agentrl.types import Sample
 
 VOCAB = 300

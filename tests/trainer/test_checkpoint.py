@@ -13,14 +13,12 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import ConfigError, TrainError
 from agentrl.trainer.checkpoints.format import TrainerState
 from agentrl.trainer.checkpoints.read import latest_checkpoint, read_checkpoint
-from agentrl.trainer.checkpoints.staging import StagedParts
-from agentrl.trainer.checkpoints.write import CheckpointJob, write_checkpoint
+from agentrl.trainer.checkpoints.write import CheckpointJob, StagedParts, write_checkpoint
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.policy import PolicyTrainer
-from agentrl.weights.parts import TensorPart
-from agentrl.weights.tensors import RawTensor
+from agentrl.weights.tensors import RawTensor, TensorPart
 from tests.support.tiny import tiny_checkpoint
 from tests.trainer.helpers import load_plain, random_batch, save_checkpoint, state_bytes
 

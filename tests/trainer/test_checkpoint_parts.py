@@ -23,11 +23,9 @@ from agentrl.trainer.checkpoints.format import (
     TrainerState,
 )
 from agentrl.trainer.checkpoints.read import read_checkpoint
-from agentrl.trainer.checkpoints.staging import StagedParts
-from agentrl.trainer.checkpoints.write import CheckpointJob, write_checkpoint
+from agentrl.trainer.checkpoints.write import CheckpointJob, StagedParts, write_checkpoint
 from agentrl.trainer.parallel.ranks import Ranks
-from agentrl.weights.parts import Index, TensorPart
-from agentrl.weights.tensors import RawTensor
+from agentrl.weights.tensors import Index, RawTensor, TensorPart
 
 _MOST = 5
 

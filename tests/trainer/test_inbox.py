@@ -8,11 +8,11 @@ import struct
 import subprocess
 import sys
 
-from agentrl.trainer.worker.inbox import Inbox
+from agentrl.trainer.worker.process import Inbox
 
 INSIDE_A_REQUEST = """
 import socket, sys, threading
-from agentrl.trainer.worker.inbox import Inbox
+from agentrl.trainer.worker.process import Inbox
 driver = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 inbox = Inbox(driver.makefile("rb"), ends="at once")
 print("joined", flush=True)

@@ -12,11 +12,9 @@ import pytest
 
 from agentrl.trainer.checkpoints.format import TrainerState
 from agentrl.trainer.checkpoints.read import latest_checkpoint
-from agentrl.trainer.checkpoints.staging import StagedParts
-from agentrl.trainer.checkpoints.write import CheckpointJob, write_checkpoint
+from agentrl.trainer.checkpoints.write import CheckpointJob, StagedParts, write_checkpoint
 from agentrl.trainer.parallel.ranks import Ranks
-from agentrl.weights.parts import TensorPart
-from agentrl.weights.tensors import RawTensor
+from agentrl.weights.tensors import RawTensor, TensorPart
 from tests.support.ranks import on_ranks
 from tests.support.tiny import tiny_checkpoint
 from tests.trainer.helpers import random_batch, save_checkpoint

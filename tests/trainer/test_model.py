@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.trainer.base import TrainBatch
 from agentrl.trainer.model import Microbatch, PolicyModel, resolve_device
-from agentrl.trainer.tensors import raw_tensor, torch_tensor
+from agentrl.trainer.parallel.snapshot import raw_tensor, torch_tensor
 from agentrl.weights.tensors import write_safetensors
 from tests.support.tiny import Architecture, tiny_checkpoint
 from tests.trainer.helpers import full_logprobs, load_plain, random_batch

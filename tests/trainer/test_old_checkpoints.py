@@ -13,8 +13,8 @@ import torch
 from agentrl.errors import ConfigError, TrainError
 from agentrl.trainer.checkpoints.read import latest_checkpoint, read_checkpoint
 from agentrl.trainer.parallel.ranks import Ranks
+from agentrl.trainer.parallel.snapshot import raw_tensor
 from agentrl.trainer.policy import PolicyTrainer
-from agentrl.trainer.tensors import raw_tensor
 from agentrl.weights.disk import atomic_directory, write_model
 from agentrl.weights.tensors import model_checksum, write_safetensors
 from tests.support.ranks import on_ranks

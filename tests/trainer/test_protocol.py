@@ -9,17 +9,6 @@ from hypothesis import strategies as st
 
 from agentrl.errors import InvariantError
 from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
-from agentrl.trainer.worker.packing import (
-    pack_batch,
-    pack_float32,
-    pack_int32,
-    pack_report,
-    pack_sequences,
-    split_logprobs,
-    unpack_batch,
-    unpack_report,
-    unpack_sequences,
-)
 from agentrl.trainer.worker.protocol import (
     Array,
     Failed,
@@ -30,6 +19,15 @@ from agentrl.trainer.worker.protocol import (
     decode_reply,
     decode_request,
     encode,
+    pack_batch,
+    pack_float32,
+    pack_int32,
+    pack_report,
+    pack_sequences,
+    split_logprobs,
+    unpack_batch,
+    unpack_report,
+    unpack_sequences,
 )
 from agentrl.types import Sample
 

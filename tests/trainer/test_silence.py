@@ -21,8 +21,7 @@ from agentrl.processes.link import LifeSigns
 from agentrl.processes.machine import pulse
 from agentrl.processes.start import local_links
 from agentrl.trainer.worker.client import RemoteTrainer
-from agentrl.trainer.worker.ranks import TrainerRanks
-from agentrl.trainer.worker.silence import Silences
+from agentrl.trainer.worker.ranks import Silences, TrainerRanks
 from tests.support.processes import until_ended
 
 _SILENT = "import sys; sys.stdin.buffer.read()"

@@ -16,13 +16,10 @@ import pytest
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError
-from agentrl.processes.frames import EMPTY_FRAME, PREFIX_BYTES, FrameBuffer, framed, read_frames
+from agentrl.processes.frames import BEAT_S, EMPTY_FRAME, PREFIX_BYTES, FrameBuffer, FrameWriter, framed, read_frames
 from agentrl.processes.machine import free_memory
-from agentrl.processes.parent import BEAT_S, FrameWriter
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.worker.inbox import Inbox
-from agentrl.trainer.worker.packing import pack_batch
-from agentrl.trainer.worker.process import answer_requests
+from agentrl.trainer.worker.process import Inbox, answer_requests
 from agentrl.trainer.worker.protocol import (
     BeginSending,
     Failed,
@@ -42,6 +39,7 @@ from agentrl.trainer.worker.protocol import (
     WorkerRequest,
     decode_reply,
     encode,
+    pack_batch,
 )
 from agentrl.weights.types import GroupRequest
 from tests.trainer.helpers import random_batch

@@ -14,7 +14,7 @@ from agentrl.client import Client
 from agentrl.commands.evaluate import Target, evaluate_target
 from agentrl.config import parse_config
 from agentrl.types import Task
-from agentrl.watchdog.garbage_collector import THRESHOLDS, tuned_garbage_collector
+from agentrl.watchdog.delays import THRESHOLDS, tuned_garbage_collector
 
 
 class Settings(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.data.records import read_records
+from agentrl.data.source import read_records
 from agentrl.errors import ConfigError
 from agentrl.reward.match import normal_text
 from agentrl_workflows.velmara import velmara_articles

@@ -27,8 +27,7 @@ from agentrl.observe.progress import Progress
 from agentrl.runs.run import open_run
 from agentrl.runs.table import EpisodeTable, MetricLines
 from agentrl.watchdog.delays import blocks_named
-from agentrl.watchdog.signals import interrupt_note, sigterm_raises
-from agentrl.watchdog.threads import run_without_waiting
+from agentrl.watchdog.signals import interrupt_note, run_without_waiting, sigterm_raises
 
 Result = TypeVar("Result")
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from agentrl.errors import ConfigError
-from agentrl.inference.config import InferenceConfig
-from agentrl.inference.gpus import flag_value
+from agentrl.inference.config import InferenceConfig, flag_value
 from agentrl.inference.launch.process import Recipe
 from agentrl.inference.launch.sglang import LAUNCHER, find_sglang_python
 from agentrl.processes.base import HOST_WORD, PORT_WORD

@@ -30,8 +30,7 @@ from agentrl.inference.launch.sglang import find_sglang_python, sglang_recipe
 from agentrl.inference.pool.members import Server
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import SGLangServer
-from agentrl.processes.base import RESTART_WINDOW_S, Launcher
-from agentrl.processes.local import LocalLauncher
+from agentrl.processes.base import RESTART_WINDOW_S, Launcher, LocalLauncher
 
 logger = logging.getLogger(__name__)
 

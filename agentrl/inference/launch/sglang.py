@@ -15,8 +15,15 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.inference.backend import CONTEXT_HEADROOM
-from agentrl.inference.config import CPU_RUNNING_REQUESTS, EMBEDDED_CONTEXT_TOKENS, InferenceConfig
-from agentrl.inference.gpus import first_gpu, flag_value, runs_on_cpu, tensor_parallel
+from agentrl.inference.config import (
+    CPU_RUNNING_REQUESTS,
+    EMBEDDED_CONTEXT_TOKENS,
+    InferenceConfig,
+    first_gpu,
+    flag_value,
+    runs_on_cpu,
+    tensor_parallel,
+)
 from agentrl.inference.launch.process import Recipe
 
 PYTHON_VARIABLE = "AGENTRL_SGLANG_PYTHON"

@@ -18,8 +18,16 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from agentrl.errors import AgentRLError, InvariantError, ServerError, error_named
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
-from agentrl.rollout.remote.frames import AbortCall, CallAnswered, CallFailed, CallPiece, ModelCall, ToDriver
-from agentrl.rollout.remote.packing import bytes_ids, unpack_generation
+from agentrl.rollout.remote.frames import (
+    AbortCall,
+    CallAnswered,
+    CallFailed,
+    CallPiece,
+    ModelCall,
+    ToDriver,
+    bytes_ids,
+    unpack_generation,
+)
 
 CallMessage: TypeAlias = CallPiece | CallAnswered | CallFailed
 

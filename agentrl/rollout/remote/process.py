@@ -31,10 +31,8 @@ from agentrl.concurrency import task_group
 from agentrl.episode.codec import pack_score, pack_trajectory, pack_turn, unpack_trajectory
 from agentrl.errors import AgentRLError, ConfigError, InvariantError, WorkflowError, boundary
 from agentrl.foreign import shortened
-from agentrl.processes.frames import READ_BYTES, ByteSource, read_frames
-from agentrl.processes.joining import join_at
-from agentrl.processes.parent import FrameWriter, read_in_thread, take_standard_streams
-from agentrl.processes.rank_numbers import RankNumbers
+from agentrl.processes.frames import READ_BYTES, ByteSource, FrameWriter, read_frames, read_in_thread, take_standard_streams
+from agentrl.processes.joining import RankNumbers, join_at
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import LocalRunner
 from agentrl.rollout.failure import RUN_ENDING, episode_failure
@@ -61,13 +59,13 @@ from agentrl.rollout.remote.frames import (
     WorkerSetup,
     encode_message,
     read_to_worker,
+    unpack_task,
 )
-from agentrl.rollout.remote.packing import unpack_task
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, Trajectory, Turn
-from agentrl.watchdog.garbage_collector import tuned_garbage_collector
+from agentrl.watchdog.delays import tuned_garbage_collector
 from agentrl.watchdog.loop import watched_loop
-from agentrl.watchdog.threads import run_without_waiting
+from agentrl.watchdog.signals import run_without_waiting
 from agentrl.workflow import load_workflow
 
 logger = logging.getLogger(__name__)

@@ -46,9 +46,10 @@ from agentrl.rollout.remote.frames import (
     WorkerRefused,
     WorkerSetup,
     encode_message,
+    ids_bytes,
+    pack_task,
     read_to_driver,
 )
-from agentrl.rollout.remote.packing import ids_bytes, pack_task
 from agentrl.types import EpisodeFailure, Task, Trajectory, Turn
 
 logger = logging.getLogger(__name__)

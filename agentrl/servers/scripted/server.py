@@ -52,7 +52,7 @@ from agentrl.inference.backend import (
 )
 from agentrl.inference.pool.members import Member, Members
 from agentrl.inference.pool.update import WeightSwap
-from agentrl.inference.sglang.assembly import Assembly
+from agentrl.inference.sglang.calls import Assembly
 from agentrl.inference.sglang.wire import check_request, parse_reply
 from agentrl.servers.engine import EngineRequest, EngineSampling
 from agentrl.servers.scripted.engine import ControlCall, ScriptedEngine

@@ -1,7 +1,7 @@
 """Chat templates: the model's own Jinja source, run in a sandbox, with a guard against control tokens in content.
 
 `ChatTemplate` returns what `apply_chat_template(tokenize=False)` of transformers returns for the same messages. It stops a
-template that writes, loops or calls beyond its limits. `agentrl.tokens.template.trial` tries a template out before its use.
+template that writes, loops or calls beyond its limits. `agentrl.tokens.template.probing` tries it out before its use.
 
 `GuardedTemplate` keeps content (user text, tool output, names, arguments, schemas) from posing as a control token. Before
 the template runs, each control token text in content is broken with a *nonce*, random digits that no template touches

@@ -20,7 +20,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from agentrl.errors import ConfigError, TrainError
-from agentrl.weights.parts import Index
+from agentrl.weights.tensors import Index
 
 Record = TypeVar("Record")
 STATE_FILE: Final = "trainer.json"

@@ -31,8 +31,7 @@ from agentrl.trainer.checkpoints.format import (
     read_state_file,
 )
 from agentrl.weights.disk import verify_directory
-from agentrl.weights.parts import StoredTensor, TensorPart
-from agentrl.weights.tensors import WEIGHTS_FILE, RawTensor, model_checksum, read_safetensors
+from agentrl.weights.tensors import WEIGHTS_FILE, RawTensor, StoredTensor, TensorPart, model_checksum, read_safetensors
 
 _THREADS: Final = 4
 """Files whose digests are computed at a time, each at about a gigabyte a second."""

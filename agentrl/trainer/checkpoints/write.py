@@ -1,15 +1,18 @@
-"""Write a checkpoint while training continues: every rank its part, all of them visible at once.
+"""Write a checkpoint while training continues: every rank copies and writes its part, all of them visible at once.
 
 Invariant: the directory has its final name only after the files of every rank are flushed. The outcome is the same on every
 rank: an error of one rank is that of all, no rank waits, and nothing partial stays. One trainer writes under one parent
 directory, one checkpoint at a time.
+
+Each element is in the copies of exactly one rank, as the bytes that training uses, so a restored trainer continues bit for
+bit. No rank holds the whole model: weights are gathered one tensor at a time, and optimizer state not at all.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from agentrl.errors import AgentRLError, TrainError
 from agentrl.trainer.base import SaveReport
@@ -33,7 +39,10 @@ from agentrl.trainer.checkpoints.format import (
     TrainerState,
     shard_file,
 )
-from agentrl.trainer.parallel.together import together
+from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.parallel.ranks import Ranks, together
+from agentrl.trainer.parallel.shard import held_box, whole
+from agentrl.trainer.parallel.snapshot import raw_tensor, torch_tensor
 from agentrl.weights.disk import (
     atomic_directory,
     copy_model_files,
@@ -42,15 +51,101 @@ from agentrl.weights.disk import (
     remove_partial_directories,
     write_error,
 )
-from agentrl.weights.parts import TensorPart
-from agentrl.weights.tensors import WEIGHTS_FILE, WEIGHTS_INDEX_FILE, write_safetensors
+from agentrl.weights.tensors import WEIGHTS_FILE, WEIGHTS_INDEX_FILE, Index, StoredTensor, TensorPart, write_safetensors
 
 if TYPE_CHECKING:
-    from agentrl.trainer.checkpoints.staging import StagedParts
     from agentrl.trainer.parallel.ranks import Ranks
 
 Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedParts:
+    """The parts that one rank writes, in host memory."""
+
+    weights: Mapping[str, TensorPart]
+    """Whole tensors, by HF parameter name."""
+    optimizer: Mapping[str, TensorPart]
+    """By name; random states are among them."""
+
+
+def stage_weights(model: PolicyModel) -> dict[str, TensorPart]:
+    """Return copies of the weights that this rank writes, under HF names; every rank must call it."""
+    ranks, parameters = model.ranks, model.parameters
+    sizes = [HeldPart(name, (0,) * p.ndim, p.numel() * p.element_size()) for name, p in parameters.items()]
+    mine = names_to_write([sizes] * ranks.world, ranks.rank)
+    owned: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        gathered = whole(parameter.detach())  # a collective: every rank takes part
+        if name in mine:
+            owned[name] = _host_copy(gathered)
+    if ranks.rank == 0:
+        owned |= {name: _host_copy(buffer) for name, buffer in model.saved_buffers().items()}
+    named = {name: raw_tensor(tensor) for name, tensor in model.with_checkpoint_names(owned).items()}
+    return {name: TensorPart(whole=raw.shape, offset=(0,) * len(raw.shape), data=raw) for name, raw in named.items()}
+
+
+def stage_parts(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, TensorPart]:
+    """Return copies of the parts of `tensors` that this rank writes; every rank must call it.
+
+    Each tensor is split, or held whole by every rank that has it. Of ranks that hold the same part, one writes it.
+    """
+    parts = {name: held_box(tensor) for name, tensor in tensors.items()}
+    held = [HeldPart(name, offset, part.numel() * part.element_size()) for name, (offset, part) in parts.items()]
+    filled = [part for part in held if part.num_bytes]
+    every = [msgspec.json.decode(data, type=list[HeldPart]) for data in ranks.gather(msgspec.json.encode(filled))]
+    return {
+        name: TensorPart(
+            whole=tuple(tensors[name].shape), offset=parts[name].offset, data=raw_tensor(_host_copy(parts[name].elements))
+        )
+        for name in sorted(names_to_write(every, ranks.rank))
+    }
+
+
+def take_state(parameter: Tensor, stored: StoredTensor) -> Tensor:
+    """Return optimizer state `stored` of `parameter`: split like the parameter, or whole if it is a number."""
+    if not stored.shape or stored.shape != tuple(parameter.shape):
+        return torch_tensor(stored.whole()).to(parameter.device)
+    offset, elements = held_box(parameter.detach())
+    values = torch_tensor(stored.box(offset, tuple(elements.shape))).to(parameter.device)
+    if not isinstance(parameter, DTensor):
+        return values
+    state = torch.zeros_like(parameter, dtype=values.dtype, requires_grad=False)
+    held_box(state).elements.copy_(values)
+    return state
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+class HeldPart(msgspec.Struct, frozen=True, array_like=True):
+    """A part of the tensor `name` that a rank could write."""
+
+    name: str
+    offset: Index
+    num_bytes: int
+
+
+def names_to_write(held: Sequence[Sequence[HeldPart]], rank: int) -> frozenset[str]:
+    """Return the names of the tensors whose part `rank` writes, from the parts that each rank holds.
+
+    Of the ranks that hold the same part, the one with the least to write so far is chosen, the largest parts first; so all
+    ranks agree.
+    """
+    holders: dict[HeldPart, list[int]] = {}
+    for number, parts in enumerate(held):
+        for part in parts:
+            holders.setdefault(part, []).append(number)
+    load = [0] * len(held)
+    chosen: set[str] = set()
+    for part in sorted(holders, key=lambda part: (-part.num_bytes, part.name, part.offset)):
+        writer = min(holders[part], key=lambda number: (load[number], number))
+        load[writer] += part.num_bytes
+        if writer == rank:
+            chosen.add(part.name)
+    return frozenset(chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,16 +3,17 @@
 Invariant: every rank makes the same meshes and takes part in every exchange, in the same order. Exchanges run on separate
 gloo groups: ranks wait for the driver's next request on a group whose timeout is a year; all other groups have the timeout
 `trainer.collective_timeout_s`, so no rank waits longer for a stopped one. Nothing that crosses a rank boundary is pickled.
-Ranks that get the same samples compute the same numbers; only those of the first of them count.
+Ranks that get the same samples compute the same numbers; only those of the first of them count. An error of one rank is the
+error of all, so no rank continues or waits in an exchange that another has given up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +21,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from agentrl.errors import AgentRLError, TrainError, error_named
 from agentrl.trainer.parallel.shape import Axis, MeshShape
 from agentrl.types import Float32Array
 
 _IDLE: Final = timedelta(days=365)
+Result = TypeVar("Result")
 
 
 class Ranks:
@@ -225,3 +228,18 @@ def _group_along(shape: MeshShape, axis: Axis, rank: int, timeout: timedelta) ->
     [mine] = [group for ranks, group in zip(peers, groups, strict=True) if rank in ranks]
     assert isinstance(mine, dist.ProcessGroup)
     return mine
+
+
+def together(ranks: Ranks, action: Callable[[], Result]) -> Result:
+    """Return the result of `action`, which every rank must run; the error of the lowest rank is raised on all."""
+    results: list[Result] = []
+    problem = None
+    try:
+        results.append(action())
+    except AgentRLError as error:
+        problem = f"{type(error).__name__}: {error}"
+    first = ranks.first_error(problem)
+    if first is not None:
+        kind, _, message = first.partition(": ")
+        raise error_named(kind, message) or TrainError(f"{kind}: {message}")
+    return results[0]

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 from torch.distributed.tensor import DTensor, Replicate
 
 from agentrl.errors import InvariantError
-from agentrl.weights.parts import Index
+from agentrl.weights.tensors import Index
 
 Method = TypeVar("Method", bound=Callable[..., Tensor])
 

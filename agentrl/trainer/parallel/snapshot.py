@@ -1,7 +1,7 @@
-"""Whole weights on rank 0, in host memory or in a file: copies that do not change when the trainer steps.
+"""Tensors in host memory: whole weights on rank 0 that stay as they are when the trainer steps, and tensors as bytes.
 
 Invariant: a copy has exactly the values of the trained tensor, cast once; each element comes from one rank, however the
-weights are split. Beside the copies, a rank holds the parts of one bucket.
+weights are split. Beside the copies, a rank holds the parts of one bucket. Bytes keep every bit, the type and the shape.
 """
 
 from __future__ import annotations
@@ -18,15 +18,20 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from agentrl.errors import InvariantError, TrainError
-from agentrl.trainer.parallel.ranks import Ranks
+from agentrl.trainer.parallel.ranks import Ranks, together
 from agentrl.trainer.parallel.shard import held_box
-from agentrl.trainer.parallel.together import together
+from agentrl.weights.tensors import RawTensor
 
 BUCKET_BYTES: Final = 64 << 20
 """Bytes that are gathered at a time; a larger tensor is a bucket of its own."""
 _MAX_DIMS: Final = 8
 _ALIGNMENT: Final = 64
 """Bytes at whose multiples a tensor begins in a file."""
+_TORCH_TYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_TYPE_NAMES = {value: key for key, value in _TORCH_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,3 +175,18 @@ def _collect(
                 if part.rank == rank:
                     part.of(copies[name]).copy_(flat[at : at + part.size].view(part.shape), non_blocking=True)
                     at += part.size
+
+
+def raw_tensor(tensor: Tensor) -> RawTensor:
+    """Return `tensor` as bytes on the CPU; a contiguous CPU tensor is not copied."""
+    flat = tensor.detach().to("cpu").contiguous()
+    data = flat.reshape(-1).view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+    return RawTensor(dtype=_TYPE_NAMES[flat.dtype], shape=tuple(flat.shape), data=data)
+
+
+def torch_tensor(raw: RawTensor) -> Tensor:
+    """Return a copy of `raw` as a CPU tensor."""
+    dtype = _TORCH_TYPES[raw.dtype]
+    if not len(raw.data):
+        return torch.empty(raw.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(raw.data), dtype=dtype).reshape(raw.shape)

@@ -17,21 +17,17 @@ import anyio
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.concurrency import task_group
-from agentrl.errors import ConfigError, InvariantError, TrainerDied, TrainError
-from agentrl.processes.base import Launcher
+from agentrl.errors import ConfigError, InvariantError, TrainerDied, TrainError, error_named
+from agentrl.processes.base import Launcher, LocalLauncher
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.link import STREAM_ENDS, Link, LinkEnd
-from agentrl.processes.local import LocalLauncher
 from agentrl.processes.machine import is_loopback
 from agentrl.trainer.base import SaveReport, StepReport, TrainBatch
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.parallel.together import trainer_error
 from agentrl.trainer.worker import protocol
 from agentrl.trainer.worker.channel import AnyReply, TrainerChannel
-from agentrl.trainer.worker.packing import pack_batch, pack_sequences, split_logprobs, unpack_report
-from agentrl.trainer.worker.protocol import SendingRequest
-from agentrl.trainer.worker.ranks import TrainerRanks
-from agentrl.trainer.worker.starting import started_ranks
+from agentrl.trainer.worker.protocol import SendingRequest, pack_batch, pack_sequences, split_logprobs, unpack_report
+from agentrl.trainer.worker.ranks import TrainerRanks, started_ranks
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.config import SyncConfig
 from agentrl.weights.types import Publication
@@ -258,7 +254,7 @@ class RemoteTrainer:
                 self._died, self._broken = True, f"it died while {what}; {await self._ranks.obituary()}"
                 raise TrainerDied(f"trainer worker: {self._broken}")
         if isinstance(reply, protocol.Failed):
-            raise trainer_error(reply.kind, reply.message)
+            raise error_named(reply.kind, reply.message) or TrainError(f"{reply.kind}: {reply.message}")
         if not isinstance(reply, expected):
             raise InvariantError(f"{what}: expected {expected.__name__}, the trainer worker answered {type(reply).__name__}")
         return reply

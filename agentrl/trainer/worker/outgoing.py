@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.errors import UpdatePending
-from agentrl.trainer.tensors import raw_tensor
+from agentrl.trainer.parallel.snapshot import raw_tensor
 from agentrl.trainer.worker import protocol
 from agentrl.weights.disk import publish
 from agentrl.weights.sender import WeightSender, plan_sending

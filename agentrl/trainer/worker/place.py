@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.processes.joining import Seat, join_at
+from agentrl.processes.joining import Seat, join_at, numbers_in
 from agentrl.processes.machine import interface_of
-from agentrl.processes.rank_numbers import numbers_in
 
 if TYPE_CHECKING:
     import torch

@@ -7,6 +7,9 @@ trainer of one process finishes the request in progress.
 
 Of several processes rank 0 speaks to the driver. It shares each request with the others, so that all of them answer it
 together. The reply carries the error of any rank: none is left waiting for another that gave up.
+
+A thread reads the requests. It ends this process when the driver goes, also inside a collective, and without a word to the
+other ranks, whose links end too.
 """
 
 from __future__ import annotations
@@ -14,27 +17,27 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, NoReturn, cast
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, NoReturn, cast
 
 import numpy as np
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import AgentRLError, ConfigError, InvariantError, LaunchError, TrainerDied, UpdatePending
-from agentrl.processes.frames import ByteSource
+from agentrl.processes.frames import ByteSource, FrameWriter, read_frames, read_in_thread, take_standard_streams
 from agentrl.processes.machine import free_memory
-from agentrl.processes.parent import FrameWriter, take_standard_streams
 from agentrl.trainer.checkpoints.read import read_checkpoint
 from agentrl.trainer.checkpoints.write import BackgroundWriter, CheckpointJob
 from agentrl.trainer.config import TrainerConfig, snapshot_kind
-from agentrl.trainer.parallel.together import together
-from agentrl.trainer.worker import packing, protocol
-from agentrl.trainer.worker.inbox import Inbox, NumberedCall
+from agentrl.trainer.parallel.ranks import together
+from agentrl.trainer.worker import protocol
 from agentrl.trainer.worker.place import RankPlace
 from agentrl.weights.config import SyncConfig
 
@@ -44,6 +47,91 @@ if TYPE_CHECKING:
     from agentrl.trainer.parallel.ranks import Ranks
     from agentrl.trainer.policy import PolicyTrainer
     from agentrl.trainer.worker.outgoing import OutgoingWeights
+
+Ending = Literal["at once", "when idle", "when dismissed", "after the request"]
+"""Meaning of the stream's end. `at once`: this process ends, always. `when idle`: between two requests it is the end of
+input, and within one the death of the driver. `when dismissed`: the death of the driver, unless it dismissed this rank.
+`after the request`: the end of input, and the request under way is finished."""
+
+
+class NumberedCall(NamedTuple):
+    """A request and its number."""
+
+    number: int
+    request: protocol.WorkerRequest
+
+
+class Inbox:
+    """The requests that have come; each `SendingRequest` is answered aside, also while this rank works on another one."""
+
+    def __init__(self, source: ByteSource, *, ends: Ending) -> None:
+        self._ends = ends
+        self._calls: SimpleQueue[NumberedCall | BaseException | None] = SimpleQueue()
+        self._aside: Callable[[NumberedCall], None] | None = None
+        self._lock = threading.Lock()
+        self._busy = self._broken = self._dismissed = False
+        self._thread = read_in_thread(read_frames(source), self._take, self._end)
+
+    def next(self) -> NumberedCall | None:
+        """Wait for the next request; None: the driver has closed the stream, or dismissed this rank."""
+        call = self._calls.get()
+        if isinstance(call, BaseException):
+            raise call
+        return call
+
+    def answer_aside(self, action: Callable[[NumberedCall], None]) -> None:
+        """From now on, answer each `SendingRequest` by `action`, in a thread of its own."""
+        self._aside = action
+
+    @contextmanager
+    def working(self) -> Generator[None]:
+        with self._lock:
+            self._busy = True
+            self._end_with_driver()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy = False
+
+    def wait(self) -> None:
+        self._thread.join()
+
+    def _take(self, body: bytes) -> None:
+        if not body:
+            if self._ends == "at once":
+                os._exit(0)
+            self._dismissed = True
+            self._calls.put(None)
+            return
+        call = NumberedCall(*protocol.decode_request(body))
+        if self._aside is not None and isinstance(call.request, protocol.SendingRequest):
+            threading.Thread(target=self._run_aside, args=(self._aside, call), name="agentrl sending", daemon=True).start()
+        else:
+            self._calls.put(call)
+
+    def _end(self, problem: BaseException | None) -> None:
+        if problem is not None:
+            self._calls.put(problem)  # the thread that gets it can end the process
+            return
+        if self._dismissed:
+            os._exit(0)
+        with self._lock:
+            self._broken = True
+            self._end_with_driver()
+        self._calls.put(None)
+
+    def _end_with_driver(self) -> None:
+        waits = self._ends == "after the request" or (self._ends == "when idle" and not self._busy)
+        if self._broken and not waits:
+            os._exit(1)
+
+    def _run_aside(self, action: Callable[[NumberedCall], None], call: NumberedCall) -> None:
+        try:
+            action(call)
+        except BaseException:  # noqa: BLE001 - as in the main thread, what is no error of agentrl ends the process
+            traceback.print_exc()
+            os._exit(1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,12 +168,12 @@ class _Worker:
         match request:
             case protocol.TrainStep():
                 self._forget_published()
-                return packing.pack_report(self.trainer.step(packing.unpack_batch(request)))
+                return protocol.pack_report(self.trainer.step(protocol.unpack_batch(request)))
             case protocol.HoldWeights():
                 return self._hold(request)
             case protocol.Logprobs():
-                values = self.trainer.logprobs(*packing.unpack_sequences(request))
-                return protocol.LogprobsReply(packing.pack_float32(np.concatenate([np.empty(0, np.float32), *values])))
+                values = self.trainer.logprobs(*protocol.unpack_sequences(request))
+                return protocol.LogprobsReply(protocol.pack_float32(np.concatenate([np.empty(0, np.float32), *values])))
             case protocol.Save():
                 return self._save(request)
             case protocol.FinishSave():

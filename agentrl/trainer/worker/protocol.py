@@ -1,18 +1,23 @@
-"""Requests and replies between the driver and a trainer worker: msgpack in frames.
+"""Requests and replies between the driver and a trainer worker, msgpack in frames; batches, reports and log-probs as those.
 
 Invariant: a body decodes into a number and one of the declared types, or is refused. A reply carries the number of its
-request, so that several can be under way.
+request, so that several can be under way. Unpacking what was packed gives the same, bit for bit: arrays travel as
+little-endian bytes with a declared type, and each length is checked before use.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from agentrl.errors import InvariantError
 from agentrl.processes.frames import MAX_BODY_BYTES, decoded
+from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
+from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
 from agentrl.weights.types import GroupAddress, GroupRequest, Manifest
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -266,3 +271,149 @@ def decode_request(body: bytes) -> tuple[int, WorkerRequest]:
 def decode_reply(body: bytes) -> tuple[int, WorkerReply]:
     """Return the reply in `body` and the number of its request; raises InvariantError where it is none."""
     return decoded(_REPLIES, body, "a reply of the trainer worker")
+
+
+def pack_batch(batch: TrainBatch) -> TrainStep:
+    """Return `batch` as a request; raises InvariantError where the arrays of a sample differ in length."""
+    samples = [item.sample for item in batch.samples]
+    for index, item in enumerate(batch.samples):
+        sample, length = item.sample, len(item.sample.token_ids)
+        arrays = (sample.loss_mask, sample.behavior_logprobs, sample.token_versions, sample.turn_index, sample.temperatures)
+        if any(len(array) != length for array in (*arrays, item.advantages)):
+            raise InvariantError(
+                f"sample {index} of {length} tokens has arrays of lengths {[*map(len, arrays), len(item.advantages)]}"
+            )
+    return TrainStep(
+        policy_version=batch.policy_version,
+        lengths=pack_int32([len(sample.token_ids) for sample in samples]),
+        token_ids=pack_int32(_join_arrays([sample.token_ids for sample in samples], np.int32)),
+        loss_mask=pack_bool(_join_arrays([sample.loss_mask for sample in samples], np.bool_)),
+        behavior_logprobs=pack_float32(_join_arrays([sample.behavior_logprobs for sample in samples], np.float32)),
+        token_versions=pack_int32(_join_arrays([sample.token_versions for sample in samples], np.int32)),
+        turn_index=pack_int32(_join_arrays([sample.turn_index for sample in samples], np.int32)),
+        temperatures=pack_float32(_join_arrays([sample.temperatures for sample in samples], np.float32)),
+        advantages=pack_float32(_join_arrays([item.advantages for item in batch.samples], np.float32)),
+    )
+
+
+def pack_report(report: StepReport) -> Stepped:
+    """Return `report` as a reply."""
+    found = report.proximal_logprobs
+    return Stepped(
+        metrics=dict(report.metrics),
+        skipped=report.skipped,
+        samples=pack_int32(list(found)),
+        lengths=pack_int32([len(values) for values in found.values()]),
+        proximal_logprobs=pack_float32(_join_arrays(list(found.values()), np.float32)),
+    )
+
+
+def unpack_report(reply: Stepped) -> StepReport:
+    """Return the report that was packed into `reply`; raises InvariantError when its lengths contradict its arrays."""
+    lengths = _lengths(reply.lengths)
+    values = unpack_float32(reply.proximal_logprobs, int(lengths.sum()))
+    places = unpack_int32(reply.samples, len(lengths)).tolist()
+    found = {place: values[at] for place, at in zip(places, _slices(lengths), strict=True)}
+    return StepReport(metrics=reply.metrics, skipped=reply.skipped, proximal_logprobs=found)
+
+
+def pack_sequences(sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None) -> Logprobs:
+    """Return a request for the log-probs of `sequences`; `temperatures` has one for each, and None means 1."""
+    divisors = np.ones(len(sequences), np.float32) if temperatures is None else np.array(temperatures, np.float32)
+    return Logprobs(
+        lengths=pack_int32([len(ids) for ids in sequences]),
+        token_ids=pack_int32(_join_arrays(sequences, np.int32)),
+        temperatures=pack_float32(divisors),
+    )
+
+
+def unpack_batch(step: TrainStep) -> TrainBatch:
+    """Return the packed batch, bit for bit; raises InvariantError where arrays do not have the declared lengths."""
+    lengths = _lengths(step.lengths)
+    count = int(lengths.sum())
+    ids, versions = unpack_int32(step.token_ids, count), unpack_int32(step.token_versions, count)
+    mask, turn_index = unpack_bool(step.loss_mask, count), unpack_int32(step.turn_index, count)
+    behavior, temperatures = unpack_float32(step.behavior_logprobs, count), unpack_float32(step.temperatures, count)
+    advantages = unpack_float32(step.advantages, count)
+    samples: list[TrainSample] = []
+    for at in _slices(lengths):
+        sample = Sample(
+            token_ids=ids[at],
+            loss_mask=mask[at],
+            behavior_logprobs=behavior[at],
+            token_versions=versions[at],
+            turn_index=turn_index[at],
+            temperatures=temperatures[at],
+        )
+        samples.append(TrainSample(sample=sample, advantages=advantages[at]))
+    return TrainBatch(samples=tuple(samples), policy_version=step.policy_version)
+
+
+def unpack_sequences(request: Logprobs) -> tuple[list[Int32Array], list[float]]:
+    """Return the sequences and their temperatures; raises InvariantError when the lengths contradict the arrays."""
+    lengths = _lengths(request.lengths)
+    ids = unpack_int32(request.token_ids, int(lengths.sum()))
+    return [ids[at] for at in _slices(lengths)], unpack_float32(request.temperatures, len(lengths)).tolist()
+
+
+def split_logprobs(reply: LogprobsReply, sequences: Sequence[Int32Array]) -> list[Float32Array]:
+    """Return the log-probs of each of `sequences`; raises InvariantError when the reply has another number of them."""
+    counts = np.array([max(0, len(ids) - 1) for ids in sequences], np.int64)
+    values = unpack_float32(reply.logprobs, int(counts.sum()))
+    return [values[at] for at in _slices(counts)]
+
+
+def pack_int32(values: Sequence[int] | Int32Array) -> Array:
+    """Return int32 values for the wire."""
+    return Array("<i4", np.ascontiguousarray(values, "<i4").tobytes())
+
+
+def pack_float32(values: Float32Array) -> Array:
+    """Return float32 values for the wire."""
+    return Array("<f4", np.ascontiguousarray(values, "<f4").tobytes())
+
+
+def pack_bool(values: BoolArray) -> Array:
+    """Return booleans for the wire."""
+    return Array("|b1", np.ascontiguousarray(values, np.bool_).tobytes())
+
+
+def unpack_int32(array: Array, count: int | None = None) -> Int32Array:
+    """Return the int32 values of `array`, [count]; raises InvariantError for another type or count."""
+    return np.frombuffer(_array_bytes(array, "<i4", 4, count), "<i4").astype(np.int32, copy=False)
+
+
+def unpack_float32(array: Array, count: int | None = None) -> Float32Array:
+    """Return the float32 values of `array`, [count]; raises InvariantError for another type or count."""
+    return np.frombuffer(_array_bytes(array, "<f4", 4, count), "<f4").astype(np.float32, copy=False)
+
+
+def unpack_bool(array: Array, count: int | None = None) -> BoolArray:
+    """Return the booleans of `array`, [count]; raises InvariantError for another type or count."""
+    data = _array_bytes(array, "|b1", 1, count)
+    return np.frombuffer(data, np.uint8) != 0
+
+
+def _array_bytes(array: Array, dtype: str, item_bytes: int, count: int | None) -> bytes:
+    if array.dtype != dtype:
+        raise InvariantError(f"expected an array of {dtype}, got {array.dtype}")
+    if len(array.data) % item_bytes or (count is not None and len(array.data) != count * item_bytes):
+        wanted = "whole elements" if count is None else f"{count} elements"
+        raise InvariantError(f"expected {wanted} of {dtype}, got {len(array.data)} bytes")
+    return array.data
+
+
+def _join_arrays(arrays: Sequence[NDArray[Scalar]], dtype: type[Scalar]) -> NDArray[Scalar]:
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype)
+
+
+def _lengths(array: Array) -> NDArray[np.int64]:
+    lengths = unpack_int32(array).astype(np.int64)
+    if len(lengths) and int(lengths.min()) < 0:
+        raise InvariantError(f"negative length {int(lengths.min())} in a request to the trainer worker")
+    return lengths
+
+
+def _slices(lengths: NDArray[np.int64]) -> list[slice]:
+    ends = np.cumsum(lengths).tolist()
+    return [slice(end - length, end) for end, length in zip(ends, lengths.tolist(), strict=True)]

@@ -1,26 +1,37 @@
-"""The ranks of one trainer, as the driver sees them: the first end or silence, and the end of all.
+"""The ranks of one trainer, as the driver sees them: their start, the first end or silence, and the end of all.
 
-Invariant: where one rank ends, all end within `CAUSE_S + RANK_KILL_S` seconds, and the report names the cause: a rank whose
-connection to another one breaks may be heard of before that one. A rank that is silent for `lost_s` of a request ends all.
+Invariant: where one rank ends, all end within `RANK_GRACE_S + RANK_KILL_S` seconds, and what is reported is the cause: a rank whose
+connection to another one breaks may be heard of before that one. A rank is lost only while a request is under way, after
+`lost_s` in which it has neither given a sign nor, as far as this machine can see, done anything; then all end. Rank 0 gives
+signs only during a request, the others always.
 """
 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+import logging
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import anyio
 import anyio.to_thread
 
 from agentrl.concurrency import task_group
 from agentrl.errors import InvariantError
-from agentrl.processes.link import STREAM_ENDS, Link, LinkEnd
+from agentrl.processes.base import Launcher, ProcessSpec
+from agentrl.processes.config import ClusterConfig
+from agentrl.processes.link import STREAM_ENDS, TICK_S, LifeSigns, Link, LinkEnd
+from agentrl.processes.machine import LOOPBACK, interface_of
+from agentrl.processes.start import attached_links, launched_links, local_links
+from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker import protocol
-from agentrl.trainer.worker.silence import Silences
+from agentrl.trainer.worker.place import RankPlace
 
+logger = logging.getLogger(__name__)
 QUIT_S = 2.0
 """Seconds that idle ranks get to end by themselves after they were dismissed."""
 RANK_KILL_S = 2.0
@@ -39,6 +50,123 @@ _LOST_ANOTHER = (
     "Socket Timeout",
 )
 """Messages of gloo, NCCL and their store in a rank that has lost another one."""
+WORKER_MODULE = "agentrl.trainer.worker.process"
+
+
+class Followed(Protocol):
+    """A rank whose signs of life are followed, such as a `Link`."""
+
+    where: str
+    """For messages, such as `pid 123`."""
+    signs: LifeSigns
+
+    def pulse(self) -> int | None:
+        """Return a number that grows while the rank works; None: it is stopped, or the driver cannot see its process."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _RequestUnderWay:
+    what: str
+    timeout_s: float
+
+
+class Silences:
+    """The silent ones among the ranks of one trainer."""
+
+    def __init__(
+        self,
+        ranks: Sequence[Followed],
+        *,
+        silent_s: float,
+        lost_s: float | None,
+        on_lost: Callable[[int, str], None],
+    ) -> None:
+        self._ranks, self._on_lost = ranks, on_lost
+        self._warn_s = silent_s if lost_s is None else min(silent_s, lost_s)
+        self._lost_s = lost_s
+        self._since: dict[int, float] = {}
+        """Time of the last sign of each silent rank."""
+        self._requests: list[_RequestUnderWay] = []
+        self._work_began = anyio.Event()
+
+    def name(self, number: int) -> str:
+        """Return the name of a rank for messages, after `trainer`."""
+        where = self._ranks[number].where
+        return f"rank {number} ({where})" if len(self._ranks) > 1 else f"worker ({where})"
+
+    @contextmanager
+    def working(self, what: str, timeout_s: float) -> Generator[None]:
+        """Mark the block as a request to the ranks, for which they have `timeout_s` seconds."""
+        request = _RequestUnderWay(what=what, timeout_s=timeout_s)
+        self._requests.append(request)
+        self._work_began.set()
+        try:
+            yield
+        finally:
+            self._requests.remove(request)
+            if not self._requests:
+                self._work_began = anyio.Event()
+
+    async def follow(self, number: int) -> None:
+        """Report each silence of a rank, until it is lost."""
+        is_lost = False
+        while not is_lost:
+            if number == 0:
+                await self._work_began.wait()
+            is_lost = await self._wait_for_sign(number)
+
+    def describe(self, *, but: int) -> str:
+        """Return the silent ranks except rank `but`, in words; empty where none is."""
+        now = anyio.current_time()
+        silent = [
+            f"{self.name(number)} had given no sign of life for {now - since:.0f} s"
+            for number, since in self._since.items()
+            if number != but
+        ]
+        return f"{', '.join(silent)}: it was stopped or hung" if silent else ""
+
+    async def _wait_for_sign(self, number: int) -> bool:
+        """Wait for the next sign of a rank, and log when it is late; return whether the rank is lost."""
+        rank, tick = self._ranks[number], min(TICK_S, self._warn_s)
+        silent = idle = 0.0
+        pulse = rank.pulse()
+        while not await rank.signs.come_within(tick):
+            if number == 0 and not self._requests:
+                self._since.pop(0, None)
+                return False
+            before, pulse = pulse, rank.pulse()
+            is_working = pulse is not None and pulse != before
+            idle = idle + tick if self._requests and not is_working else 0.0
+            silent = 0.0 if is_working and not rank.signs.have_begun else silent + tick  # its start may take long
+            if silent >= self._warn_s and number not in self._since:
+                self._since[number] = anyio.current_time() - silent
+                self._warn(number)
+            if self._lost_s is not None and idle >= self._lost_s:
+                self._lose(number)
+                return True
+        if self._since.pop(number, None) is not None:
+            logger.warning("the trainer %s gives signs of life again", self.name(number))
+        return False
+
+    def _warn(self, number: int) -> None:
+        rest = ""
+        if self._requests:
+            request = self._requests[0]
+            limit = f"{request.timeout_s:g} s in all (trainer.call_timeout_s)"
+            if self._lost_s is not None and self._lost_s < request.timeout_s:
+                limit = f"{self._lost_s:g} s (trainer.collective_timeout_s)"
+            rest = f" while {request.what}: it is stopped or hangs; the run waits for it, at most {limit}"
+        silent = f"the trainer {self.name(number)} has given no sign of life for {self._warn_s:g} s"
+        logger.warning("%s%s", silent, rest or ": it is stopped or hangs")
+
+    def _lose(self, number: int) -> None:
+        since = self._since.setdefault(number, anyio.current_time() - (self._lost_s or 0))
+        self._on_lost(
+            number,
+            f"had given no sign of life for {anyio.current_time() - since:.0f} s: it was stopped or hung, so it was killed "
+            "(trainer.collective_timeout_s)",
+        )
 
 
 class TrainerRanks:
@@ -199,3 +327,67 @@ async def _last_words(link: Link) -> str:
     except InvariantError:
         reply = None
     return reply.message if isinstance(reply, protocol.Failed) else "it sent what is not a heartbeat"
+
+
+def started_ranks(
+    config: TrainerConfig, cluster: ClusterConfig, launcher: Launcher, log_path: Path
+) -> AbstractAsyncContextManager[Sequence[Link]]:
+    """Return the block in which the ranks of `trainer.parallel` run, and which yields their links, rank 0 first."""
+    world = config.parallel.shape.world
+    if cluster.launcher == "attach":
+        return attached_links(cluster, world)
+    environment = {"OMP_NUM_THREADS": str(config.threads), "TOKENIZERS_PARALLELISM": "false"}
+    if cluster.launcher == "local":
+        return _ranks_with_pipes(world, log_path, environment)
+    return _launched_ranks(world, cluster, launcher, log_path, environment, device=config.device)
+
+
+@asynccontextmanager
+async def _ranks_with_pipes(world: int, log_path: Path, environment: Mapping[str, str]) -> AsyncGenerator[Sequence[Link]]:
+    # Not in a temporary directory, which a killed driver would leave behind.
+    store = log_path.with_suffix(".ranks").absolute()
+    # The name of a machine often stands for its address in a network, and gloo would listen there.
+    loopback = interface_of(LOOPBACK)
+    environment = environment if loopback is None else {**environment, "GLOO_SOCKET_IFNAME": loopback}
+    specs = [
+        _rank_spec(rank, log_path, environment, RankPlace(rank=rank, world=world, store=str(store)).arguments())
+        for rank in range(world)
+    ]
+    _remove_store(store)
+    try:
+        async with local_links(specs) as links:
+            yield links
+    finally:
+        _remove_store(store)
+
+
+@asynccontextmanager
+async def _launched_ranks(
+    world: int, cluster: ClusterConfig, launcher: Launcher, log_path: Path, environment: Mapping[str, str], *, device: str
+) -> AsyncGenerator[Sequence[Link]]:
+    """Yield ranks that each reserve a GPU, unless `device` is `cpu`, or `auto` and the launcher has none."""
+    gpus = 0 if device == "cpu" or (device == "auto" and not await launcher.reserves_gpus()) else 1
+    specs = [
+        _rank_spec(rank, log_path, {**environment, "RANK": str(rank), "WORLD_SIZE": str(world)}, gpus=gpus)
+        for rank in range(world)
+    ]
+    async with launched_links(launcher, cluster, specs, names="trainer ranks") as links:
+        yield links
+
+
+def _rank_spec(
+    rank: int, log_path: Path, environment: Mapping[str, str], arguments: Sequence[str] = (), *, gpus: int = 0
+) -> ProcessSpec:
+    return ProcessSpec(
+        name=f"trainer rank {rank}",
+        role="trainer",
+        command=(sys.executable, "-m", WORKER_MODULE, *arguments),
+        environment=environment,
+        log_path=rank_log(log_path, rank),
+        gpus=gpus,
+    )
+
+
+def _remove_store(store: Path) -> None:
+    with suppress(OSError):  # it is not there, or neither is its folder
+        store.unlink()

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError, LaunchError, ServerUnavailable
-from agentrl.inference.config import InferenceConfig
-from agentrl.inference.gpus import flag_value
+from agentrl.inference.config import InferenceConfig, flag_value
 from agentrl.inference.launch.anywhere import node_command, recipe_anywhere
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.launch.sglang import LAUNCHER, sglang_recipe

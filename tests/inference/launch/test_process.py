@@ -20,8 +20,7 @@ from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch import pool as launch
 from agentrl.inference.launch.process import Recipe, ServerProcess
 from agentrl.inference.pool.members import State
-from agentrl.processes.base import ProcessSpec, read_tail
-from agentrl.processes.local import LocalChild, LocalLauncher
+from agentrl.processes.base import LocalChild, LocalLauncher, ProcessSpec, read_tail
 from agentrl.servers.scripted.server import Fault, ScriptedServer
 from tests.support.processes import until_ended
 from tests.support.scripted import OFTEN, VOCAB, all_serving, pool_of, publication, seen

@@ -10,8 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from agentrl.errors import ConfigError
-from agentrl.inference.config import InferenceConfig
-from agentrl.inference.gpus import flag_value, gpu_is_present, runs_on_cpu, tensor_parallel
+from agentrl.inference.config import InferenceConfig, flag_value, gpu_is_present, runs_on_cpu, tensor_parallel
 from agentrl.inference.launch.sglang import CLONE, PYTHON_VARIABLE, find_sglang_python, sglang_recipe
 
 

@@ -23,8 +23,7 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import ServerTimeout, TrainError, WeightSyncError
 from agentrl.inference.backend import Generation, Probe
 from agentrl.inference.pool.pool import ServerPool
-from agentrl.inference.sglang.groups import GroupCalls
-from agentrl.inference.sglang.server import SGLangServer
+from agentrl.inference.sglang.server import GroupCalls, SGLangServer
 from agentrl.inference.sglang.transport import Control, Transport
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from agentrl.errors import ConfigError, InvariantError, ServerTimeout, ServerUnavailable, WeightSyncError
-from agentrl.inference.sglang.groups import GroupCalls
+from agentrl.inference.sglang.server import GroupCalls
 from agentrl.inference.sglang.transport import Control, Transport
 from agentrl.inference.sglang.wire import ServerInfo
 from agentrl.servers.scripted.http import ScriptedHTTP, serve_scripted

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ReplyError, RequestRejected, ServerUnavailable
 from agentrl.inference.backend import Context, SamplingParams
-from agentrl.inference.sglang.assembly import Assembly
+from agentrl.inference.sglang.calls import Assembly
 from agentrl.inference.sglang.wire import (
     GenerateReply,
     ServerInfo,

@@ -29,10 +29,11 @@ from agentrl.rollout.remote.frames import (
     ToDriver,
     WorkerReady,
     encode_message,
+    pack_task,
     read_to_driver,
     read_to_worker,
+    unpack_task,
 )
-from agentrl.rollout.remote.packing import pack_task, unpack_task
 from agentrl.rollout.remote.worker import RemoteWorker
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Turn

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.processes.base import LocalLauncher
 from agentrl.processes.config import ClusterConfig
-from agentrl.processes.local import LocalLauncher
-from agentrl.rollout.remote.nodes import StartWorker, launched_worker, ray_nodes
+from agentrl.rollout.remote.runner import StartWorker, launched_worker, ray_nodes
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, Task, Turn
 from agentrl_workflows.demo.ray_nodes import LocalRayCluster

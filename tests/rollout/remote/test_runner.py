@@ -19,9 +19,8 @@ import pytest
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, InvariantError, ServerUnavailable, WorkflowError
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.episode import LocalRunner
+from agentrl.rollout.episode import LocalRunner, PolicyRunner
 from agentrl.rollout.remote.runner import RemoteRunner
-from agentrl.rollout.runner import PolicyRunner
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, Task, Trajectory, Turn

@@ -19,8 +19,8 @@ from agentrl.trainer.checkpoints.read import latest_checkpoint, read_checkpoint
 from agentrl.trainer.checkpoints.write import BackgroundWriter, CheckpointJob
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shape import MeshShape
+from agentrl.trainer.parallel.snapshot import torch_tensor
 from agentrl.trainer.policy import PolicyTrainer
-from agentrl.trainer.tensors import torch_tensor
 from tests.support.ranks import on_ranks
 from tests.support.tiny import build_model, build_tokenizer, tiny_checkpoint
 from tests.trainer.helpers import load_plain, random_batch, save_checkpoint, state_bytes

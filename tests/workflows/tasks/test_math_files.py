@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.data.config import TasksConfig
 from agentrl.data.load import load_tasks
-from agentrl.data.records import read_records
+from agentrl.data.source import read_records
 from agentrl.errors import ConfigError
 from agentrl.reward.extract import boxed
 from agentrl.types import Task

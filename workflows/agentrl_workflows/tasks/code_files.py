@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 import orjson
 
-from agentrl.data.records import DataRecord, read_records
+from agentrl.data.source import DataRecord, read_records
 from agentrl.errors import ConfigError
 from agentrl.reward.code import read_tests
 from agentrl.types import JsonValue, Task

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from agentrl.data.records import DataRecord, read_records
+from agentrl.data.source import DataRecord, read_records
 from agentrl.errors import ConfigError
 from agentrl.reward.extract import after, boxed
 from agentrl.types import Task

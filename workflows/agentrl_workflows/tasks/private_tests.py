@@ -17,7 +17,7 @@ from cyclopts import App
 from rich.console import Console
 
 from agentrl.commands.running import run_command
-from agentrl.data.records import DataRecord, iterate_records
+from agentrl.data.source import DataRecord, iterate_records
 from agentrl.errors import ConfigError
 from agentrl.foreign import one_line, shortened
 from agentrl.sandbox import Limits, Sandbox, open_sandbox, python_program

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.data.records import DataRecord, read_records
+from agentrl.data.source import DataRecord, read_records
 from agentrl.types import Task
 
 

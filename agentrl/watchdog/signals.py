@@ -1,8 +1,8 @@
 """The end of a command: by Ctrl-C, SIGTERM or SIGHUP, or after its last line, in spite of threads that never return.
 
 Invariant: the signals do the same; only the first words and the exit status differ (130, 143 and 129). A signal that was
-ignored when the command began stays ignored. A command ends at most `EXIT_GRACE_S` after its last line, with the status it would
-have had; Python itself waits for every thread that is not a daemon, without end.
+ignored when the command began stays ignored. A command ends at most `EXIT_GRACE_S` after its last line, with the status that
+it would have had; Python itself waits for every thread that is not a daemon, without end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The ranks of one trainer, as the driver sees them: their start, the first end or silence, and the end of all.
 
-Invariant: where one rank ends, all end within `RANK_GRACE_S + RANK_KILL_S` seconds, and what is reported is the cause: a rank whose
+Invariant: where one rank ends, all end within `CAUSE_S + RANK_KILL_S` seconds, and the report names the cause: a rank whose
 connection to another one breaks may be heard of before that one. A rank is lost only while a request is under way, after
 `lost_s` in which it has neither given a sign nor, as far as this machine can see, done anything; then all end. Rank 0 gives
 signs only during a request, the others always.

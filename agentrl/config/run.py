@@ -61,7 +61,7 @@ class ModelConfig(Config):
             raise ConfigError(f"model.path: {error}") from error
 
 
-COMMAND_WORKFLOW: Final = "agentrl_workflows.command:Command"
+COMMAND_WORKFLOW: Final = "agentrl_workflows.command:CommandWorkflow"
 """The workflow of run files whose `workflow` is a command with its settings."""
 
 

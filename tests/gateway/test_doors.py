@@ -286,7 +286,8 @@ async def test_calls_wait_while_weights_are_swapped_and_keep_what_both_versions_
         async with client.served() as door, door_client(door) as remote:
 
             async def ask(text: str) -> None:
-                completion = await remote.chat.completions.create(model="policy", messages=[{**HI[0], "content": text}])
+                messages: list[Any] = [{**HI[0], "content": text}]
+                completion = await remote.chat.completions.create(model="policy", messages=messages)
                 assert played(completion)
 
             with anyio.fail_after(DEADLINE_S):

@@ -51,7 +51,7 @@ def scripted_server(replies: Sequence[str | ScriptedReply]) -> ScriptedServer:
 
 def client_of(inference: Backend, **settings: Any) -> Client:  # noqa: ANN401
     """Return the client of an episode on any backend."""
-    options = EpisodeSettings(**{"episode_id": "e", "task_id": "t", **settings})
+    options = EpisodeSettings(**dict[str, Any](episode_id="e", task_id="t") | settings)
     return Client(PolicyBackend(inference, plain_tokenizer().renderer, UNLIMITED, options))
 
 

@@ -33,7 +33,7 @@ def ran(script: str, replies: list[Any] | None = None, **settings: Any) -> Traje
     return play(load_workflow(COMMAND, given), TASK, replies or [])
 
 
-COMMAND = "agentrl_workflows.command:Command"
+COMMAND = "agentrl_workflows.command:CommandWorkflow"
 
 
 def test_a_shell_script_with_curl_is_an_agent_whose_result_file_is_the_reward() -> None:
@@ -203,7 +203,7 @@ def test_a_run_file_names_a_command_and_is_written_back_so(monkeypatch: pytest.M
     run = load_config("examples/command/run.yaml")
     assert run.workflow == COMMAND
     assert load_workflow(run.workflow, run.workflow_args).name == "node"
-    assert "agentrl_workflows.command:Command" in run.to_yaml()
+    assert "agentrl_workflows.command:CommandWorkflow" in run.to_yaml()
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")

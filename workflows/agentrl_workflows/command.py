@@ -85,7 +85,7 @@ class CommandSettings(Config):
     """Reward of an episode that a turn, token or context limit ended, unless the program has named one."""
 
 
-class Command(RolloutWorkflow):
+class CommandWorkflow(RolloutWorkflow):
     """Starts a program for each episode; its reward is the one that it posted, else its result file's, else the grader's.
 
     Args:
@@ -100,7 +100,7 @@ class Command(RolloutWorkflow):
         if (given.on_crash == "reward") != (given.crash_reward is not None):
             raise ConfigError("workflow: crash_reward is the reward of `on_crash: reward`; set both or neither")
         self.limit_reward = given.limit_reward
-        self._grade = None if given.grader is None else _grader(given.grader)
+        self._grade = None if given.grader is None else _imported_grader(given.grader)
         self._here = Path.cwd()
 
     @property
@@ -164,7 +164,7 @@ class Command(RolloutWorkflow):
             return await self._graded(result.stdout.decode(errors="replace").strip(), task)
         raise WorkflowError(
             f"{self.name} ended, and nothing named its reward: set workflow.result, workflow.grader or "
-            f"workflow.exit_rewards, or let the program post to $AGENTRL_REWARD_URL; it said: {_last_words(result)}"
+            f"workflow.exit_rewards, or let the program post to $AGENTRL_REWARD_URL; it said: {_last_output(result)}"
         )
 
     def _crashed(self, client: Client, result: Result) -> float | None:
@@ -175,8 +175,8 @@ class Command(RolloutWorkflow):
         if settings.on_crash == "reward":
             client.record(crashed=1.0)
             return settings.crash_reward if client.episode.final_reward is None else None
-        ending = f"exit status {result.exit_status}" if result.ended is Ending.EXITED else _ending(result)
-        raise EnvironmentFault(f"{self.name} broke ({ending}), and workflow.on_crash is fault: {_last_words(result)}")
+        ending = f"exit status {result.exit_status}" if result.ended is Ending.EXITED else _crash_of(result)
+        raise EnvironmentFault(f"{self.name} broke ({ending}), and workflow.on_crash is fault: {_last_output(result)}")
 
     async def _graded(self, text: str, task: Task) -> float:
         assert self._grade is not None
@@ -248,7 +248,7 @@ def _filled(text: str, task: Task, door: Door | None) -> str:
     return _FIELD.sub(value, text)
 
 
-def _grader(spec: str) -> AnswerGrader:
+def _imported_grader(spec: str) -> AnswerGrader:
     found = import_user_object(spec, "workflow.grader")
     if not callable(found):
         raise ConfigError(f"workflow.grader: {spec} is no function `(text, task) -> float`")
@@ -280,10 +280,10 @@ def _open_now(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _ending(result: Result) -> str:
+def _crash_of(result: Result) -> str:
     return f"signal {result.signal}" if result.ended is Ending.KILLED else f"the {result.ended} limit"
 
 
-def _last_words(result: Result) -> str:
+def _last_output(result: Result) -> str:
     said = (result.stderr or result.stdout).decode(errors="replace").strip()
     return said[-_LAST_CHARS:] or "(it wrote nothing)"

@@ -154,13 +154,13 @@ def _text_of(message: Message) -> str:
 def _schema_of(tools: object, name: str) -> object:
     """Return the schema of a tool's arguments; None if there is none."""
     for tool in cast("Sequence[object]", tools) if isinstance(tools, Sequence) else ():
-        function = _member(tool, "function")
-        if _member(function, "name") == name:
-            return _member(function, "parameters")
+        function = _field_of(tool, "function")
+        if _field_of(function, "name") == name:
+            return _field_of(function, "parameters")
     return None
 
 
-def _member(value: object, name: str) -> object:
+def _field_of(value: object, name: str) -> object:
     return cast("Mapping[str, object]", value).get(name) if isinstance(value, Mapping) else None
 
 
@@ -170,17 +170,19 @@ def _compare_arguments(sampled: object, shown: object, schema: object, changes: 
         if sampled != shown:
             changes.add(Change.BROKEN)
         return True
-    return _same(before, {} if shown == "" else parse_arguments(shown), schema, changes)
+    return _is_same_value(before, {} if shown == "" else parse_arguments(shown), schema, changes)
 
 
-def _same(before: object, after: object, schema: object, changes: set[Change]) -> bool:
+def _is_same_value(before: object, after: object, schema: object, changes: set[Change]) -> bool:
     """Return whether two JSON values differ by named changes alone, which are added to `changes`."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         return _same_objects(cast("Mapping[str, object]", before), cast("Mapping[str, object]", after), schema, changes)
     if isinstance(before, list) and isinstance(after, list):
         old, new = cast("list[object]", before), cast("list[object]", after)
-        items = _member(schema, "items")
-        return len(old) == len(new) and all(_same(each, shown, items, changes) for each, shown in zip(old, new, strict=True))
+        items = _field_of(schema, "items")
+        return len(old) == len(new) and all(
+            _is_same_value(each, shown, items, changes) for each, shown in zip(old, new, strict=True)
+        )
     if before == after and isinstance(before, bool) == isinstance(after, bool):
         return True
     change = _change_of_value(before, after)
@@ -190,9 +192,9 @@ def _same(before: object, after: object, schema: object, changes: set[Change]) -
 
 
 def _same_objects(before: Mapping[str, object], after: Mapping[str, object], schema: object, changes: set[Change]) -> bool:
-    fields = _member(schema, "properties")
+    fields = _field_of(schema, "properties")
     for name in after.keys() - before.keys():
-        field = _member(fields, name)
+        field = _field_of(fields, name)
         if after[name] is not None and not (
             isinstance(field, Mapping) and "default" in field and field["default"] == after[name]
         ):
@@ -202,7 +204,9 @@ def _same_objects(before: Mapping[str, object], after: Mapping[str, object], sch
         if before[name] is not None and not (isinstance(fields, Mapping) and name not in fields):
             return False
         changes.add(Change.DROPPED)
-    return all(_same(before[name], after[name], _member(fields, name), changes) for name in before.keys() & after.keys())
+    return all(
+        _is_same_value(before[name], after[name], _field_of(fields, name), changes) for name in before.keys() & after.keys()
+    )
 
 
 def _change_of_value(before: object, after: object) -> Change | None:
@@ -217,7 +221,7 @@ def _change_of_value(before: object, after: object) -> Change | None:
         return Change.COERCED
     if not isinstance(before, (str, int, float)) or not isinstance(after, (str, int, float)):
         return None
-    if _number(before) is not None and _number(before) == _number(after):
+    if _as_number(before) is not None and _as_number(before) == _as_number(after):
         return Change.COERCED
     return Change.COERCED if str(before).lower() == str(after).lower() else None
 
@@ -226,7 +230,7 @@ def _without_blanks(text: str) -> list[str]:
     return [line.rstrip() for line in text.splitlines()]
 
 
-def _number(value: str | float) -> float | None:
+def _as_number(value: str | float) -> float | None:
     try:
         return float(value)
     except (ValueError, OverflowError):

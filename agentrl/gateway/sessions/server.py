@@ -28,7 +28,7 @@ from agentrl.gateway.body import CallRefused, code_of, status_of
 from agentrl.gateway.dialect import Dialect, DialectCall, EventWriter
 from agentrl.gateway.sessions.calls import SharedCall
 from agentrl.gateway.sessions.dialects import dialect_of_path, served_dialects, served_routes
-from agentrl.gateway.sessions.session import Session
+from agentrl.gateway.sessions.session import EpisodeSession
 from agentrl.servers.http.errors import json_reply
 from agentrl.servers.http.guard import Refusal, guard
 from agentrl.servers.listening import Connections, listening
@@ -62,21 +62,21 @@ class DoorServer:
     """The sessions of one process, and its routes."""
 
     def __init__(self) -> None:
-        self._sessions: dict[bytes, tuple[bytes, Session]] = {}
+        self._sessions: dict[bytes, tuple[bytes, EpisodeSession]] = {}
         self._ended: dict[bytes, None] = {}
 
     def app(self, connections: Connections) -> web.Application:
         """Return the application that answers for all sessions."""
-        check = guard(None, connections, _turned_away)
+        check = guard(None, connections, _turn_away)
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_in_dialect, check])
         app.router.add_route("*", "/{path:.*}", self._answer)
         return app
 
     @contextmanager
-    def admitted(self, session: Session, url: str) -> Generator[Door]:
+    def admitted(self, session: EpisodeSession, url: str) -> Generator[Door]:
         """Yield the door of a session, whose secret opens it inside the block."""
         secret = secrets.token_urlsafe(_SECRET_BYTES)
-        digest = _digest(secret)
+        digest = _secret_digest(secret)
         self._sessions[digest] = (secret.encode(), session)
         try:
             yield Door(server_url=url, key=secret)
@@ -86,8 +86,8 @@ class DoorServer:
                 del self._ended[next(iter(self._ended))]
             self._ended[digest] = None
 
-    def _session(self, secret: str, *, is_reward: bool) -> Session:
-        digest = _digest(secret)
+    def _session(self, secret: str, *, is_reward: bool) -> EpisodeSession:
+        digest = _secret_digest(secret)
         known, session = self._sessions.get(digest, (b"", None))
         if hmac.compare_digest(known, secret.encode("utf-8", "surrogateescape")) and session is not None:
             return session
@@ -102,7 +102,7 @@ class DoorServer:
         )
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        place = _place(request)
+        place = _place_of(request)
         secret = _sent_key(request) if place.secret is None else place.secret
         session = self._session(secret, is_reward=place.route == "reward")
         if place.route == "reward":
@@ -112,15 +112,15 @@ class DoorServer:
         dialect = dialect_of_path(place.route)
         if dialect is not None:
             _check_method(request, "POST")
-            return await _answer_call(request, dialect, session, _speaker(request, session, place))
+            return await _answer_model_call(request, dialect, session, _speaker(request, session, place))
         return _answer_other(request, place.route)
 
 
 @asynccontextmanager
 async def open_door(client: Client) -> AsyncGenerator[Door]:
     """Yield a door to the episode of `client`; see `Client.served`."""
-    async with task_group() as tasks, _running_server() as (server, url):
-        session = Session(client)
+    async with task_group() as tasks, _shared_server() as (server, url):
+        session = EpisodeSession(client)
         tasks.start_soon(session.run)
         try:
             with server.admitted(session, url) as door:
@@ -144,7 +144,7 @@ _shared: RunVar[_Shared] = RunVar("agentrl_door_server")
 
 
 @asynccontextmanager
-async def _running_server() -> AsyncGenerator[tuple[DoorServer, str]]:
+async def _shared_server() -> AsyncGenerator[tuple[DoorServer, str]]:
     """Yield the server of this event loop, started by the first door and ended with the last."""
     try:
         shared = _shared.get()
@@ -167,13 +167,15 @@ async def _running_server() -> AsyncGenerator[tuple[DoorServer, str]]:
                     await shared.running.aclose()
 
 
-async def _answer_call(request: web.Request, dialect: Dialect, session: Session, speaker: Speaker) -> web.StreamResponse:
+async def _answer_model_call(
+    request: web.Request, dialect: Dialect, session: EpisodeSession, speaker: Speaker
+) -> web.StreamResponse:
     asked = dialect.read(await request.read(), session.store)
     is_retry = request.headers.get(_RETRY_HEADER, "0") not in ("", "0")
     call = session.ask(dialect, asked, speaker, request.headers.get(_SAMPLE_HEADER, ""), is_retry=is_retry)
     with call.followed() as pieces:
         if asked.stream:
-            response = await _send_events(request, dialect, asked, call, pieces)
+            response = await _send_answer_events(request, dialect, asked, call, pieces)
         else:
             answer = await _whole(pieces)
             response = json_reply(dialect.answer(asked, answer))
@@ -190,7 +192,7 @@ async def _whole(pieces: AsyncIterator[Piece]) -> Answer:
     raise CallRefused("the call ended without an answer", status=503)
 
 
-async def _send_events(
+async def _send_answer_events(
     request: web.Request, dialect: Dialect, asked: DialectCall, call: SharedCall, pieces: AsyncIterator[Piece]
 ) -> web.StreamResponse:
     """Send the events of a call as they come; an error before the first piece is raised, for a response of its own."""
@@ -199,14 +201,14 @@ async def _send_events(
     response = web.StreamResponse(headers=_EVENT_HEADERS)
     with suppress(ConnectionResetError):  # the client has disconnected, so there is no one to answer
         await response.prepare(request)
-        await _write(response, writer.begin())
+        await _write_frames(response, writer.begin())
         try:
             if first is not None:
-                await _write(response, _events_of(writer, first))
+                await _write_frames(response, _events_of(writer, first))
             async for piece in pieces:
-                await _write(response, _events_of(writer, piece))
+                await _write_frames(response, _events_of(writer, piece))
         except AgentRLError as error:
-            await _write(response, writer.fail(str(error), status=status_of(error), code=code_of(error)))
+            await _write_frames(response, writer.fail(str(error), status=status_of(error), code=code_of(error)))
         await response.write_eof()
     return response
 
@@ -217,7 +219,7 @@ def _events_of(writer: EventWriter, piece: Piece) -> Sequence[bytes]:
     return writer.finish(piece) if isinstance(piece, Answer) else ()
 
 
-async def _write(response: web.StreamResponse, events: Sequence[bytes]) -> None:
+async def _write_frames(response: web.StreamResponse, events: Sequence[bytes]) -> None:
     if events:
         await response.write(b"".join(events))
 
@@ -248,7 +250,7 @@ def _check_method(request: web.Request, method: str) -> None:
         raise CallRefused(f"this route takes {method}, got {request.method}", status=405)
 
 
-def _place(request: web.Request) -> _Place:
+def _place_of(request: web.Request) -> _Place:
     """Return the parts of a path: `/e/KEY`, `/role/NAME` and `/player/NAME` where they are there, `/v1`, the route."""
     parts = [part for part in request.path.split("/") if part]
     secret = None
@@ -268,7 +270,7 @@ def _sent_key(request: web.Request) -> str:
     return request.headers.get("x-api-key", "")
 
 
-def _speaker(request: web.Request, session: Session, place: _Place) -> Speaker:
+def _speaker(request: web.Request, session: EpisodeSession, place: _Place) -> Speaker:
     """Return the speaker of a request: of its path, else of its headers, else of the session's client."""
     speaker = session.client.speaker
     found = {name: place.marks.get(name) or request.headers.get(f"x-agentrl-{name}", "") for name in _SPEAKER_MARKS}
@@ -278,7 +280,7 @@ def _speaker(request: web.Request, session: Session, place: _Place) -> Speaker:
     return Speaker(found["role"] or speaker.role, found["player"] or speaker.player, speaker.branch)
 
 
-def _digest(secret: str) -> bytes:
+def _secret_digest(secret: str) -> bytes:
     return hashlib.blake2b(secret.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
@@ -288,17 +290,17 @@ async def _errors_in_dialect(request: web.Request, handler: Handler) -> web.Stre
     try:
         return await handler(request)
     except AgentRLError as error:
-        return _refusal(request, str(error), status_of(error), code_of(error))
+        return _refusal_in_dialect(request, str(error), status_of(error), code_of(error))
     except web.HTTPException as error:
-        return _refusal(request, error.reason, error.status, None)
+        return _refusal_in_dialect(request, error.reason, error.status, None)
 
 
-def _turned_away(request: web.Request, refused: Refusal) -> web.Response:
-    return _refusal(request, refused.reason, refused.status, None)
+def _turn_away(request: web.Request, refused: Refusal) -> web.Response:
+    return _refusal_in_dialect(request, refused.reason, refused.status, None)
 
 
-def _refusal(request: web.Request, message: str, status: int, code: str | None) -> web.Response:
-    dialect = dialect_of_path(_place(request).route) or served_dialects()[0]
+def _refusal_in_dialect(request: web.Request, message: str, status: int, code: str | None) -> web.Response:
+    dialect = dialect_of_path(_place_of(request).route) or served_dialects()[0]
     response = json_reply(dialect.refusal(message, status=status, code=code), status=status)
     if status in (429, 503):
         response.headers["Retry-After"] = "1"

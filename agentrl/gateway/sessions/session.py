@@ -35,7 +35,7 @@ _NOT_OF_THE_CALL: Final = frozenset({"stream", "stream_options"})
 """Fields that a client may change when it repeats a request."""
 
 
-class Session:
+class EpisodeSession:
     """The episode of one client, as a server's routes see it.
 
     Args:

@@ -11,9 +11,11 @@ import openai
 import pytest
 
 from agentrl.client import Door
+from agentrl.client.backend import Answer, AskedCall
+from agentrl.gateway.sessions.calls import RecentCalls, SharedCall
 from agentrl.servers.scripted.script import Hold, ScriptedReply
 from agentrl.tokens.verify import verify
-from agentrl.types import StopReason
+from agentrl.types import Speaker, StopReason
 from tests.support.doors import CALC, CALLING, HI, client_of, door_client, played, scripted_client, scripted_server, until
 from tests.support.scripted import pool_of, publication
 
@@ -303,3 +305,80 @@ async def test_calls_wait_while_weights_are_swapped_and_keep_what_both_versions_
     spans = {turn.messages[0]["content"]: turn.spans for turn in client.episode.turns}
     assert [(span.start, span.version) for span in spans["before"]] == [(0, 0), (2, 1)]
     assert [span.version for span in spans["during"]] == [1]
+
+
+async def test_an_answer_that_reached_nobody_is_sent_again_and_one_that_arrived_only_to_a_marked_retry():
+    client, _ = scripted_client(["one"])
+    kept: list[Answer] = []
+    call = SharedCall(client.backend, AskedCall(HI, {}, Speaker(), None), stream=True, on_answer=kept.append)
+    recent = RecentCalls()
+    recent.add(b"body", call)
+    assert recent.repeated(b"body", is_retry=False) is call
+    await call.run()
+    assert recent.repeated(b"body", is_retry=False) is call
+    with call.followed() as pieces:
+        assert [piece async for piece in pieces][-1] is kept[0]
+    call.is_delivered = True
+    assert recent.repeated(b"body", is_retry=False) is None
+    assert recent.repeated(b"body", is_retry=True) is call
+    assert recent.repeated(b"other", is_retry=True) is None
+
+
+async def test_a_call_that_everybody_left_is_aborted_and_no_repetition_joins_it():
+    client, policy = scripted_client([ScriptedReply(output="one", holds=(Hold(),))])
+    call = SharedCall(client.backend, AskedCall(HI, {}, Speaker(), None), stream=False, on_answer=lambda _: None)
+    recent = RecentCalls()
+    recent.add(b"body", call)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call.run)
+        with call.followed(), call.followed():
+            await until(lambda: policy.calls)
+        assert recent.repeated(b"body", is_retry=True) is None
+    assert call.is_over
+    assert policy.aborted
+    assert not client.turns
+
+
+ROUTES: dict[str, dict[str, Any]] = {
+    "chat/completions": {"messages": HI},
+    "responses": {"input": HI},
+    "messages": {"messages": HI, "max_tokens": 100},
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_every_dialect_records_a_turn_that_its_own_id_rewards_and_refuses_in_its_own_shape(route: str):
+    client, _ = scripted_client(["a", "b", "c"], max_turns=1)
+    body = {"model": "policy", **ROUTES[route]}
+    async with client.served() as door, aiohttp.ClientSession() as http:
+
+        async def post(key: str, fields: object, url: str = "") -> tuple[int, Any]:
+            async with http.post(url or f"{door.server_url}/e/{key}/v1/{route}", json=fields) as response:
+                return response.status, await response.json()
+
+        status, answer = await post(door.key, body)
+        assert status == 200
+        assert (await post("x" * 43, body))[0] == 401
+        for fields in (body, {**body, "stream": True}):  # the only turn is spent
+            status, refusal = await post(door.key, {**fields, "top_p": 0.5})
+            assert status == 400
+            assert refusal["error"]["message"]
+            assert (refusal.get("type") == "error") == (route == "messages")
+        assert (await post("", {"reward": 0.5, "response_id": answer["id"]}, door.reward_url))[0] == 200
+    assert [turn.reward for turn in client.episode.turns] == [0.5]
+
+
+async def test_a_response_continues_an_earlier_one_of_its_episode_by_its_id_and_no_other():
+    client, _ = scripted_client(["one", "two"])
+    stranger, _ = scripted_client(["three"])
+    async with client.served() as door, stranger.served() as other, door_client(door) as remote:
+        first = await remote.responses.create(model="policy", input="Hi")
+        second = await remote.responses.create(model="policy", input="And?", previous_response_id=first.id)
+        async with door_client(other) as foreign:
+            with pytest.raises(openai.APIStatusError) as caught:
+                await foreign.responses.create(model="policy", input="And?", previous_response_id=first.id)
+    assert (first.output_text, second.output_text) == ("one", "two")
+    assert caught.value.status_code in (400, 404)
+    trajectory = client.close(StopReason.COMPLETED, 1.0)
+    assert [turn.parent for turn in trajectory.turns] == [None, 0]
+    verify(trajectory)

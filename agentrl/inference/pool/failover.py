@@ -1,8 +1,7 @@
 """Model calls over several servers: routed, sent to another server after a failure, checked for their versions.
 
 Invariant: a call that failed at a server is sent again under a new request id, at most `request_retries` times. A reply with
-a version that the pool cannot have published is discarded, and its server evicted. A control call that may be made twice is
-made again at its own server, as often, where that server still answers.
+a version that the pool cannot have published is discarded, and its server evicted.
 """
 
 from __future__ import annotations
@@ -10,68 +9,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from http import HTTPStatus
-from typing import TypeVar
 from uuid import uuid4
 
 import anyio
 
 from agentrl.concurrency import Deadline
-from agentrl.errors import ServerError, ServerUnavailable
+from agentrl.errors import ServerUnavailable
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.config import InferenceConfig
-from agentrl.inference.pool.members import Member, Members, State
-
-BACK_OFF_S = 0.5
-"""Seconds before an overloaded server is called again, when it does not say how long; doubled with each failure."""
-MAX_BACK_OFF_S = 30.0
-_OVERLOADED = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
-_Answer = TypeVar("_Answer")
-
-
-class Tries:
-    """The failed tries of one call."""
-
-    def __init__(self, retries: int, what: str) -> None:
-        self.failures: list[str] = []
-        self._retries, self._what = retries, what
-
-    def count(self, error: ServerUnavailable) -> None:
-        """Record a failure; raise it, with those before, if no try is left."""
-        self.failures.append(str(error))
-        if not self._retries:
-            raise error
-        if len(self.failures) > self._retries:
-            tried = "; ".join(self.failures)
-            message = f"{self._what} failed {len(self.failures)} times: {tried}"
-            raise ServerUnavailable(message, status=error.status, url=error.url) from error
-
-    async def back_off(self, error: ServerUnavailable) -> None:
-        """Wait before an overloaded server is called again, at most `MAX_BACK_OFF_S`."""
-        if error.status in _OVERLOADED:
-            asked = error.retry_after_s
-            seconds = BACK_OFF_S * 2.0 ** (len(self.failures) - 1) if asked is None else asked
-            await anyio.sleep(min(seconds, MAX_BACK_OFF_S))
-
-
-async def ask(member: Member, call: Callable[[], Awaitable[_Answer]], *, retries: int) -> _Answer:
-    """Return the answer of a control call to one server, which may be made twice.
-
-    It is made again where the connection closed, as one that was kept too long does, or where the server is overloaded.
-    """
-    tries = Tries(retries, "control call")
-    while True:
-        try:
-            return await call()
-        except ServerUnavailable as error:
-            if error.status is not None and error.status not in _OVERLOADED:
-                raise
-            tries.count(error)
-            try:
-                await member.server.check()
-            except ServerError:
-                raise error from None
-            await tries.back_off(error)
+from agentrl.inference.pool.members import Member, Members, State, Tries
 
 
 class Failover:

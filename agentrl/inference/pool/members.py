@@ -1,22 +1,24 @@
-"""The members of a pool: the servers that serve, and the server that each episode uses.
+"""The members of a pool: the servers that serve, the server that each episode uses, and how often a call is made again.
 
-Invariant: only a `SERVING` server gets calls, and a server is `SERVING` only with the pool's version of the weights.
+Invariant: only a `SERVING` server gets calls, and a server is `SERVING` only with the pool's version of the weights. A
+control call that may be made twice is made again at its own server, as often as a model call, where that one still answers.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol
+from http import HTTPStatus
+from typing import Literal, Protocol, TypeVar
 
 import anyio
 
 from agentrl.concurrency import Deadline
-from agentrl.errors import ServerUnavailable
+from agentrl.errors import ServerError, ServerUnavailable
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk, WeightSource
 from agentrl.inference.sglang.server import Receiver
 from agentrl.types import Float32Array, Int32Array
@@ -105,6 +107,13 @@ NOTICE_S = 5.0
 """Seconds after its connections broke within which a launcher reports the end of a process."""
 FROZEN_CHECKS = 2
 """Health checks in a row without any answer after which a server counts as frozen."""
+
+
+BACK_OFF_S = 0.5
+"""Seconds before an overloaded server is called again, when it does not say how long; doubled with each failure."""
+MAX_BACK_OFF_S = 30.0
+_OVERLOADED = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+_Answer = TypeVar("_Answer")
 
 
 class State(StrEnum):
@@ -299,3 +308,48 @@ class Members:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+class Tries:
+    """The failed tries of one call."""
+
+    def __init__(self, retries: int, what: str) -> None:
+        self.failures: list[str] = []
+        self._retries, self._what = retries, what
+
+    def count(self, error: ServerUnavailable) -> None:
+        """Record a failure; raise it, with those before, if no try is left."""
+        self.failures.append(str(error))
+        if not self._retries:
+            raise error
+        if len(self.failures) > self._retries:
+            tried = "; ".join(self.failures)
+            message = f"{self._what} failed {len(self.failures)} times: {tried}"
+            raise ServerUnavailable(message, status=error.status, url=error.url) from error
+
+    async def back_off(self, error: ServerUnavailable) -> None:
+        """Wait before an overloaded server is called again, at most `MAX_BACK_OFF_S`."""
+        if error.status in _OVERLOADED:
+            asked = error.retry_after_s
+            seconds = BACK_OFF_S * 2.0 ** (len(self.failures) - 1) if asked is None else asked
+            await anyio.sleep(min(seconds, MAX_BACK_OFF_S))
+
+
+async def ask(member: Member, call: Callable[[], Awaitable[_Answer]], *, retries: int) -> _Answer:
+    """Return the answer of a control call to one server, which may be made twice.
+
+    It is made again where the connection closed, as one that was kept too long does, or where the server is overloaded.
+    """
+    tries = Tries(retries, "control call")
+    while True:
+        try:
+            return await call()
+        except ServerUnavailable as error:
+            if error.status is not None and error.status not in _OVERLOADED:
+                raise
+            tries.count(error)
+            try:
+                await member.server.check()
+            except ServerError:
+                raise error from None
+            await tries.back_off(error)

@@ -22,8 +22,7 @@ import numpy as np
 from agentrl.concurrency import task_group
 from agentrl.errors import ServerError, ServerUnavailable, WeightSyncError
 from agentrl.inference.backend import Probe, UpdateReport, WeightSource
-from agentrl.inference.pool.failover import ask
-from agentrl.inference.pool.members import Member, Members, PauseMode, State
+from agentrl.inference.pool.members import Member, Members, PauseMode, State, ask
 from agentrl.inference.pool.transfer import Each, WeightTransfer, check_changed, compare, open_transfer
 
 logger = logging.getLogger(__name__)

@@ -1,16 +1,20 @@
-"""The framed link to a child process, started here or joined over TCP: its messages, its signs of life and its end.
+"""The framed link to a child process, started here or joined over TCP: its messages, its signs of life or silence, its end.
 
 Invariant: one task reads a link, and reads it always, so that the end of the child is noticed although no caller waits for a
-reply. Silence is counted in waits, so that a parent which was stopped itself takes no child for dead.
+reply. A child is lost only while a request is under way, after `lost_s` in which it has neither given a sign nor, as far as
+this machine can see, done anything. Child 0 need give signs only during a request, the others always. Silence is counted in
+waits, so that a parent which was stopped itself takes no child for dead.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import anyio
 from anyio.abc import ByteStream, SocketAttribute
@@ -22,10 +26,14 @@ from agentrl.processes.base import Child, LocalChild
 from agentrl.processes.frames import EMPTY_FRAME, MAX_BODY_BYTES, READ_BYTES, FrameBuffer, framed
 from agentrl.processes.meeting import Attendee
 
+logger = logging.getLogger(__name__)
+
 STREAM_ENDS = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 """The errors of a link whose child has ended, or which this side has closed."""
 TICK_S = 1.0
 """Seconds of one wait for a sign of life, at most."""
+SILENT_S = 10.0
+"""Seconds without a sign of life after which a child that should give one is reported."""
 _LAST_WORDS_S = 0.5
 """Seconds in which the last words of a child, and how its process ended, arrive one after the other."""
 _END_S = 10.0
@@ -203,3 +211,138 @@ class Link:
             with anyio.move_on_after(_LAST_WORDS_S):
                 await self._closed.wait()
             self.shut()
+
+
+class Followed(Protocol):
+    """A child whose signs of life are followed, such as a `Link`."""
+
+    where: str
+    """For messages, such as `pid 123`."""
+    signs: LifeSigns
+
+    def pulse(self) -> int | None:
+        """Return a number that grows while the child works; None: it is stopped, or the driver cannot see its process."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _RequestUnderWay:
+    what: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SilenceWords:
+    """The words of the messages about silent children."""
+
+    names: Sequence[str]
+    """Name of each child, such as `rank 0`."""
+    owner: str = ""
+    """Before the name in a warning, such as `the trainer`."""
+    request_field: str = ""
+    """Run-file field of the seconds that a request may take."""
+    silence_field: str = ""
+    """Run-file field of the seconds after which a silent child is lost; empty where they are fixed."""
+
+
+class Silences:
+    """The silent ones among children that work together."""
+
+    def __init__(
+        self,
+        children: Sequence[Followed],
+        words: SilenceWords,
+        *,
+        silent_s: float,
+        lost_s: float | None,
+        on_lost: Callable[[int, str], None],
+    ) -> None:
+        self._children, self._words, self._on_lost = children, words, on_lost
+        self._warn_s = silent_s if lost_s is None else min(silent_s, lost_s)
+        self._lost_s = lost_s
+        self._since: dict[int, float] = {}
+        """Time of the last sign of each silent child."""
+        self._requests: list[_RequestUnderWay] = []
+        self._work_began = anyio.Event()
+
+    def name(self, number: int) -> str:
+        """Return the name of a child for messages."""
+        return f"{self._words.names[number]} ({self._children[number].where})"
+
+    @contextmanager
+    def working(self, what: str, timeout_s: float) -> Generator[None]:
+        """Mark the block as a request to the children, for which they have `timeout_s` seconds."""
+        request = _RequestUnderWay(what=what, timeout_s=timeout_s)
+        self._requests.append(request)
+        self._work_began.set()
+        try:
+            yield
+        finally:
+            self._requests.remove(request)
+            if not self._requests:
+                self._work_began = anyio.Event()
+
+    async def follow(self, number: int) -> None:
+        """Report each silence of a child, until it is lost."""
+        is_lost = False
+        while not is_lost:
+            if number == 0:
+                await self._work_began.wait()
+            is_lost = await self._wait_for_sign(number)
+
+    def describe(self, *, but: int) -> str:
+        """Return the silent children except `but`, in words; empty where none is."""
+        now = anyio.current_time()
+        silent = [
+            f"{self.name(number)} had given no sign of life for {now - since:.0f} s"
+            for number, since in self._since.items()
+            if number != but
+        ]
+        return f"{', '.join(silent)}: it was stopped or hung" if silent else ""
+
+    async def _wait_for_sign(self, number: int) -> bool:
+        """Wait for the next sign of a child, and log when it is late; return whether the child is lost."""
+        child, tick = self._children[number], min(TICK_S, self._warn_s)
+        silent = idle = 0.0
+        pulse = child.pulse()
+        while not await child.signs.come_within(tick):
+            if number == 0 and not self._requests:
+                self._since.pop(0, None)
+                return False
+            before, pulse = pulse, child.pulse()
+            is_working = pulse is not None and pulse != before
+            idle = idle + tick if self._requests and not is_working else 0.0
+            silent = 0.0 if is_working and not child.signs.have_begun else silent + tick  # its start may take long
+            if silent >= self._warn_s and number not in self._since:
+                self._since[number] = anyio.current_time() - silent
+                self._warn(number)
+            if self._lost_s is not None and idle >= self._lost_s:
+                self._lose(number)
+                return True
+        if self._since.pop(number, None) is not None:
+            logger.warning("%s gives signs of life again", self._subject(number))
+        return False
+
+    def _subject(self, number: int) -> str:
+        return f"{self._words.owner} {self.name(number)}".strip()
+
+    def _warn(self, number: int) -> None:
+        rest = ""
+        if self._requests:
+            request, words = self._requests[0], self._words
+            limit = f"{request.timeout_s:g} s in all{_in_brackets(words.request_field)}"
+            if self._lost_s is not None and self._lost_s < request.timeout_s:
+                limit = f"{self._lost_s:g} s{_in_brackets(words.silence_field)}"
+            rest = f" while {request.what}: it is stopped or hangs; the run waits for it, at most {limit}"
+        silent = f"{self._subject(number)} has given no sign of life for {self._warn_s:g} s"
+        logger.warning("%s%s", silent, rest or ": it is stopped or hangs")
+
+    def _lose(self, number: int) -> None:
+        since = self._since.setdefault(number, anyio.current_time() - (self._lost_s or 0))
+        silent = f"had given no sign of life for {anyio.current_time() - since:.0f} s"
+        field = _in_brackets(self._words.silence_field)
+        self._on_lost(number, f"{silent}: it was stopped or hung, so it was killed{field}")
+
+
+def _in_brackets(field: str) -> str:
+    return f" ({field})" if field else ""

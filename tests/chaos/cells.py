@@ -20,8 +20,10 @@ class Fault:
     """One fault; exactly one of `signal`, `disk` and `proxy` is set."""
 
     name: str
-    target: Literal["trainer", "server", "driver", "child", "disk"]
+    target: Literal["trainer", "server", "rollout worker", "driver", "child", "disk"]
     servers: int = 1
+    workers: int = 0
+    """Processes that play episodes; 0: the driver does."""
     ranks: int = 1
     """Processes of the trainer."""
     rank: int = 0
@@ -78,6 +80,15 @@ FAULTS = (
     Fault(name="only server frozen", target="server", signal="SIGSTOP", ending="continues", names=_SERVER),
     Fault(name="one of two servers killed", target="server", servers=2, signal="SIGKILL", ending="continues", names=_SERVER),
     Fault(name="one of two servers frozen", target="server", servers=2, signal="SIGSTOP", ending="continues", names=_SERVER),
+    Fault(
+        name="one of two rollout workers frozen",
+        target="rollout worker",
+        workers=2,
+        signal="SIGSTOP",
+        ending="continues",
+        names=r"rollout worker \d",
+        phases=("step",),  # an episode in a worker cannot announce itself
+    ),
     Fault(name="driver killed", target="driver", signal="SIGKILL", ending="is killed"),
     Fault(
         name="driver frozen for 5 s",

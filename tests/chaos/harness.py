@@ -43,7 +43,11 @@ RUN_DEADLINE_S = 200.0
 END_DEADLINE_S = 60.0
 """Seconds in which everything that a run started has to end after its driver."""
 MARK = "AGENTRL_CHAOS_CELL"
-COMMANDS = {"trainer": "agentrl.trainer.worker", "server": "agentrl.servers.serve"}
+COMMANDS = {
+    "trainer": "agentrl.trainer.worker",
+    "server": "agentrl.servers.serve",
+    "rollout worker": "agentrl.rollout.remote.process",
+}
 """Part of the command line by which a process is found."""
 
 
@@ -134,6 +138,7 @@ class CellRun:
             "model": {"path": str(self.checkpoint)},
             "sampling": {"max_tokens": 24},
             "inference": inference,
+            "rollout": {"runner": "processes", "workers": workers} if (workers := self.cell.fault.workers) else {},
             "algorithm": {"group_size": 2, "groups_per_step": 2, "max_staleness": 0},
             "trainer": {
                 "device": "cpu",

@@ -19,8 +19,8 @@ class Announcer:
     """Writes the phases of this process's run."""
 
     def __init__(self) -> None:
-        """Write to the pipe that the environment names."""
-        pipe = os.environ.get(PIPE_VARIABLE)
+        """Write to the pipe that the environment names; processes that this one starts do not have it."""
+        pipe = os.environ.pop(PIPE_VARIABLE, None)
         self._pipe = None if pipe is None else int(pipe)
         self.steps = 0
         """Steps that have ended."""

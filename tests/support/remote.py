@@ -24,6 +24,7 @@ from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.remote.frames import MAX_MESSAGE_BYTES, WorkerSetup
 from agentrl.rollout.remote.process import set_up_worker
 from agentrl.rollout.remote.runner import OpenNodes, RemoteRunner, StartWorker, this_machine
+from agentrl.rollout.remote.worker import LOST_S
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow
 
@@ -166,6 +167,7 @@ def remote_runner(
     nodes: OpenNodes = this_machine,
     directory: Path | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
+    lost_s: float = LOST_S,
 ) -> RemoteRunner:
     """Return a runner of workers with `worker_setup`."""
     setup = worker_setup(
@@ -176,7 +178,7 @@ def remote_runner(
         directory=directory,
         max_message_bytes=max_message_bytes,
     )
-    return RemoteRunner(setup, num_workers=workers, nodes=nodes, log_dir=log_dir)
+    return RemoteRunner(setup, num_workers=workers, nodes=nodes, log_dir=log_dir, lost_s=lost_s)
 
 
 class StuckBackend:
@@ -237,7 +239,7 @@ def _work_in_thread(connection: socket.socket) -> None:
     requests, replies = connection.makefile("rb"), connection.makefile("wb")
     writer = FrameWriter(replies)
     try:
-        with suppress(AgentRLError):  # the driver has it
+        with writer.beating(), suppress(AgentRLError):  # the driver has it
             frames = read_frames(requests)
             worker = set_up_worker(frames, writer)
             if worker is not None:

@@ -17,11 +17,11 @@ from agentrl.concurrency import task_group
 from agentrl.errors import TrainerDied
 from agentrl.processes.base import ProcessSpec
 from agentrl.processes.frames import EMPTY_FRAME
-from agentrl.processes.link import LifeSigns
+from agentrl.processes.link import LifeSigns, Silences, SilenceWords
 from agentrl.processes.machine import pulse
 from agentrl.processes.start import local_links
 from agentrl.trainer.worker.client import RemoteTrainer
-from agentrl.trainer.worker.ranks import Silences, TrainerRanks
+from agentrl.trainer.worker.ranks import TrainerRanks
 from tests.support.processes import until_ended
 
 _SILENT = "import sys; sys.stdin.buffer.read()"
@@ -47,7 +47,8 @@ async def _lost(rank: _Rank, *, number: int = 0, request: bool = True) -> str | 
     """Return why the rank is lost after 0.01 s; None: it is not while it is looked at 60 times."""
     lost: list[str] = []
     ranks = [rank] if number == 0 else [_Rank(repeat(None)), rank]
-    silences = Silences(ranks, silent_s=0.01, lost_s=0.01, on_lost=lambda _, reason: lost.append(reason))
+    words = SilenceWords(names=[f"rank {number}" for number in range(len(ranks))], owner="the trainer")
+    silences = Silences(ranks, words, silent_s=0.01, lost_s=0.01, on_lost=lambda _, reason: lost.append(reason))
     async with task_group() as tasks:
 
         async def follow() -> None:

@@ -335,7 +335,7 @@ class Tries:
             await anyio.sleep(min(seconds, MAX_BACK_OFF_S))
 
 
-async def ask(member: Member, call: Callable[[], Awaitable[_Answer]], *, retries: int) -> _Answer:
+async def ask_member(member: Member, call: Callable[[], Awaitable[_Answer]], *, retries: int) -> _Answer:
     """Return the answer of a control call to one server, which may be made twice.
 
     It is made again where the connection closed, as one that was kept too long does, or where the server is overloaded.

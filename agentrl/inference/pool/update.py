@@ -22,7 +22,7 @@ import numpy as np
 from agentrl.concurrency import task_group
 from agentrl.errors import ServerError, ServerUnavailable, WeightSyncError
 from agentrl.inference.backend import Probe, UpdateReport, WeightSource
-from agentrl.inference.pool.members import Member, Members, PauseMode, State, ask
+from agentrl.inference.pool.members import Member, Members, PauseMode, State, ask_member
 from agentrl.inference.pool.transfer import Each, WeightTransfer, check_changed, compare, open_transfer
 
 logger = logging.getLogger(__name__)
@@ -74,15 +74,15 @@ class WeightSwap:
             return SwapReport(began - entered, anyio.current_time() - began, transfer.num_bytes)
 
     async def _pause(self, member: Member) -> None:
-        await ask(member, lambda: member.server.pause(self._mode), retries=self._retries)
+        await ask_member(member, lambda: member.server.pause(self._mode), retries=self._retries)
 
     async def _load(self, transfer: WeightTransfer, member: Member) -> None:
         self.touched.add(member)
         if transfer.may_load_twice:
-            await ask(member, lambda: transfer.load(member), retries=self._retries)
+            await ask_member(member, lambda: transfer.load(member), retries=self._retries)
         else:
             await transfer.load(member)
-        digests = await ask(member, member.server.checksums, retries=self._retries)
+        digests = await ask_member(member, member.server.checksums, retries=self._retries)
         compare(transfer.expected, {member: digests})
         await check_changed(member, transfer.expected, digests)
         self.digests[member] = digests
@@ -96,7 +96,7 @@ class WeightSwap:
             raise
 
     async def _resume(self, member: Member) -> None:
-        await ask(member, member.server.resume, retries=self._retries)
+        await ask_member(member, member.server.resume, retries=self._retries)
 
 
 async def resume_paused(members: Sequence[Member]) -> None:
@@ -221,7 +221,7 @@ class Update:
         differences: dict[Member, float] = {}
 
         async def measure(member: Member) -> None:
-            scores = await ask(member, lambda: member.server.score(probe.token_ids), retries=self._retries)
+            scores = await ask_member(member, lambda: member.server.score(probe.token_ids), retries=self._retries)
             differences[member] = float(np.abs(scores - probe.logprobs).max())
 
         await self._each(measure)

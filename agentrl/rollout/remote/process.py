@@ -290,10 +290,11 @@ def main() -> None:
         sys.exit(f"{type(error).__name__}: {error}")
     logging.getLogger("agentrl").addHandler(_DriverLog(sender(writer)))
     try:
-        worker = set_up_worker(frames, writer)
-        if worker is not None:
-            with tuned_garbage_collector():
-                run_without_waiting(partial(worker.serve, frames, leave_s))
+        with writer.beating():
+            worker = set_up_worker(frames, writer)
+            if worker is not None:
+                with tuned_garbage_collector():
+                    run_without_waiting(partial(worker.serve, frames, leave_s))
     except AgentRLError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     finally:

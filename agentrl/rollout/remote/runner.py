@@ -30,7 +30,7 @@ from agentrl.processes.meeting import check_reachable
 from agentrl.processes.ray import node_hosts, open_ray
 from agentrl.processes.start import launched_links, local_links
 from agentrl.rollout.remote.frames import WorkerSetup
-from agentrl.rollout.remote.worker import TASK_NAME, RemoteWorker
+from agentrl.rollout.remote.worker import LOST_S, TASK_NAME, RemoteWorker
 from agentrl.types import Task, Trajectory, Turn
 
 LEAVE_S = 3.0
@@ -91,8 +91,14 @@ def _worker_spec(name: str, log_path: Path, leave_s: float) -> ProcessSpec:
 class RemoteRunner:
     """A `PolicyRunner` whose episodes run in workers."""
 
-    def __init__(self, setup: WorkerSetup, *, num_workers: int, nodes: OpenNodes, log_dir: Path) -> None:
-        """Describe the workers; worker n appends its output to `rollout-<n>.log` in `log_dir`."""
+    def __init__(
+        self, setup: WorkerSetup, *, num_workers: int, nodes: OpenNodes, log_dir: Path, lost_s: float = LOST_S
+    ) -> None:
+        """Describe the workers; worker n appends its output to `rollout-<n>.log` in `log_dir`.
+
+        A worker that owes an episode and stays silent for `lost_s` seconds counts as dead.
+        """
+        self._lost_s = lost_s
         self._setup, self._num_workers, self._nodes, self._log_dir = setup, num_workers, nodes, log_dir
         self._workers: dict[int, RemoteWorker] = {}
         self._arrived = anyio.Event()
@@ -142,7 +148,8 @@ class RemoteRunner:
         while True:
             try:
                 async with start(name, log_path) as link:
-                    worker = RemoteWorker(name, link, backend, max_message_bytes=self._setup.max_message_bytes)
+                    max_bytes = self._setup.max_message_bytes
+                    worker = RemoteWorker(name, link, backend, max_message_bytes=max_bytes, lost_s=self._lost_s)
                     await self._set_up(worker, name, log_path)
                     self._arrive(index, worker)
                     if first:

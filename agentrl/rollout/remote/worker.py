@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,7 @@ from agentrl.concurrency import task_group
 from agentrl.episode.codec import pack_trajectory, packed, unpack_trajectory, unpack_turn, with_score
 from agentrl.errors import AgentRLError, InvariantError, RolloutWorkerDied, WorkflowError
 from agentrl.inference.backend import Backend, GenerateRequest, SamplingParams
-from agentrl.processes.link import STREAM_ENDS, Link
+from agentrl.processes.link import SILENT_S, STREAM_ENDS, Link, Silences, SilenceWords
 from agentrl.rollout.failure import RUN_ENDING, failure_stop_reason
 from agentrl.rollout.remote.calls import failed_call, rollout_error
 from agentrl.rollout.remote.frames import (
@@ -56,6 +57,8 @@ logger = logging.getLogger(__name__)
 
 CANCEL_S = 5.0
 """Seconds that a cancelled episode gets to end in its worker; after that the driver does not wait for it."""
+LOST_S = 60.0
+"""Seconds without a sign of life or of work after which a worker that owes an episode is killed, and another one started."""
 TASK_NAME = "agentrl.remote"
 """Name of the tasks of this package; the watchdog takes tasks of `agentrl.rollout` for code of the user."""
 
@@ -136,7 +139,17 @@ def _failure_of(error: AgentRLError) -> EpisodeFailure:
 class RemoteWorker:
     """A worker that was started; it takes episodes after `set_up`, while `serve` runs."""
 
-    def __init__(self, name: str, link: Link, backend: Backend, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(
+        self,
+        name: str,
+        link: Link,
+        backend: Backend,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        silent_s: float = SILENT_S,
+        lost_s: float = LOST_S,
+    ) -> None:
+        """Speak to the worker over `link`; it is reported after `silent_s` seconds of silence, and killed after `lost_s`."""
         link.limit(MAX_MESSAGE_BYTES)
         self._name, self._link, self._backend = name, link, backend
         self._max_message_bytes = max_message_bytes
@@ -147,6 +160,10 @@ class RemoteWorker:
         """Messages that wait for the link. An episode waits for each answer to its calls, so there are few of them."""
         self._has_unsent = anyio.Event()
         self._clock_offset_s = 0.0
+        words = SilenceWords(names=[name])
+        self._silences = Silences([link], words, silent_s=silent_s, lost_s=lost_s, on_lost=self._lose)
+        self._lost = ""
+        """How the worker was lost; empty where it was not."""
         self.alive = False
 
     @property
@@ -176,12 +193,13 @@ class RemoteWorker:
         try:
             async with task_group() as tasks:
                 tasks.start_soon(self._write, name=TASK_NAME)
+                tasks.start_soon(self._silences.follow, 0, name=TASK_NAME)
                 try:
                     while True:
                         self._handle(tasks, read_to_driver(await self._link.receive()))
                 except STREAM_ENDS:
                     self.alive = False
-                    how = await self._link.obituary()
+                    how = self._lost or await self._link.obituary()
                 tasks.cancel_scope.cancel()
         finally:
             self.alive = False
@@ -212,7 +230,8 @@ class RemoteWorker:
             return pending.failed(WorkflowError(f"{what} cannot be sent to {self._name}: {error}"))
         self._pending[number] = pending
         try:
-            await pending.wait()
+            with self._silences.working(f"the driver waits for {what}", math.inf):
+                await pending.wait()
         except anyio.get_cancelled_exc_class():
             self._send(CancelEpisode(number))
             with anyio.move_on_after(CANCEL_S, shield=True):
@@ -223,6 +242,10 @@ class RemoteWorker:
         finally:
             del self._pending[number]
         return pending.result()
+
+    def _lose(self, _: int, reason: str) -> None:
+        self._lost = f"{self._link.where}, {reason}"
+        self._link.kill()
 
     def _send(self, message: ToWorker) -> None:
         self._unsent.append(encode_message(message, self._max_message_bytes))

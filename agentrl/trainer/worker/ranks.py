@@ -1,9 +1,7 @@
 """The ranks of one trainer, as the driver sees them: their start, the first end or silence, and the end of all.
 
 Invariant: where one rank ends, all end within `CAUSE_S + RANK_KILL_S` seconds, and the report names the cause: a rank whose
-connection to another one breaks may be heard of before that one. A rank is lost only while a request is under way, after
-`lost_s` in which it has neither given a sign nor, as far as this machine can see, done anything; then all end. Rank 0 gives
-signs only during a request, the others always.
+connection to another one breaks may be heard of before that one. A rank that is silent for `lost_s` of a request ends all.
 """
 
 from __future__ import annotations
@@ -11,11 +9,10 @@ from __future__ import annotations
 import fcntl
 import logging
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import anyio
 import anyio.to_thread
@@ -24,7 +21,7 @@ from agentrl.concurrency import task_group
 from agentrl.errors import InvariantError
 from agentrl.processes.base import Launcher, ProcessSpec
 from agentrl.processes.config import ClusterConfig
-from agentrl.processes.link import STREAM_ENDS, TICK_S, LifeSigns, Link, LinkEnd
+from agentrl.processes.link import SILENT_S, STREAM_ENDS, Link, LinkEnd, Silences, SilenceWords
 from agentrl.processes.machine import LOOPBACK, interface_of
 from agentrl.processes.start import attached_links, launched_links, local_links
 from agentrl.trainer.config import TrainerConfig
@@ -36,8 +33,6 @@ QUIT_S = 2.0
 """Seconds that idle ranks get to end by themselves after they were dismissed."""
 RANK_KILL_S = 2.0
 """Seconds that a killed rank gets to end."""
-SILENT_S = 10.0
-"""Seconds without a heartbeat after which a rank that should give one is reported."""
 CAUSE_S = 1.0
 """Seconds after the error of one rank in which another may turn out to be its cause."""
 _LOST_ANOTHER = (
@@ -53,122 +48,6 @@ _LOST_ANOTHER = (
 WORKER_MODULE = "agentrl.trainer.worker.process"
 
 
-class Followed(Protocol):
-    """A rank whose signs of life are followed, such as a `Link`."""
-
-    where: str
-    """For messages, such as `pid 123`."""
-    signs: LifeSigns
-
-    def pulse(self) -> int | None:
-        """Return a number that grows while the rank works; None: it is stopped, or the driver cannot see its process."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _RequestUnderWay:
-    what: str
-    timeout_s: float
-
-
-class Silences:
-    """The silent ones among the ranks of one trainer."""
-
-    def __init__(
-        self,
-        ranks: Sequence[Followed],
-        *,
-        silent_s: float,
-        lost_s: float | None,
-        on_lost: Callable[[int, str], None],
-    ) -> None:
-        self._ranks, self._on_lost = ranks, on_lost
-        self._warn_s = silent_s if lost_s is None else min(silent_s, lost_s)
-        self._lost_s = lost_s
-        self._since: dict[int, float] = {}
-        """Time of the last sign of each silent rank."""
-        self._requests: list[_RequestUnderWay] = []
-        self._work_began = anyio.Event()
-
-    def name(self, number: int) -> str:
-        """Return the name of a rank for messages, after `trainer`."""
-        where = self._ranks[number].where
-        return f"rank {number} ({where})" if len(self._ranks) > 1 else f"worker ({where})"
-
-    @contextmanager
-    def working(self, what: str, timeout_s: float) -> Generator[None]:
-        """Mark the block as a request to the ranks, for which they have `timeout_s` seconds."""
-        request = _RequestUnderWay(what=what, timeout_s=timeout_s)
-        self._requests.append(request)
-        self._work_began.set()
-        try:
-            yield
-        finally:
-            self._requests.remove(request)
-            if not self._requests:
-                self._work_began = anyio.Event()
-
-    async def follow(self, number: int) -> None:
-        """Report each silence of a rank, until it is lost."""
-        is_lost = False
-        while not is_lost:
-            if number == 0:
-                await self._work_began.wait()
-            is_lost = await self._wait_for_sign(number)
-
-    def describe(self, *, but: int) -> str:
-        """Return the silent ranks except rank `but`, in words; empty where none is."""
-        now = anyio.current_time()
-        silent = [
-            f"{self.name(number)} had given no sign of life for {now - since:.0f} s"
-            for number, since in self._since.items()
-            if number != but
-        ]
-        return f"{', '.join(silent)}: it was stopped or hung" if silent else ""
-
-    async def _wait_for_sign(self, number: int) -> bool:
-        """Wait for the next sign of a rank, and log when it is late; return whether the rank is lost."""
-        rank, tick = self._ranks[number], min(TICK_S, self._warn_s)
-        silent = idle = 0.0
-        pulse = rank.pulse()
-        while not await rank.signs.come_within(tick):
-            if number == 0 and not self._requests:
-                self._since.pop(0, None)
-                return False
-            before, pulse = pulse, rank.pulse()
-            is_working = pulse is not None and pulse != before
-            idle = idle + tick if self._requests and not is_working else 0.0
-            silent = 0.0 if is_working and not rank.signs.have_begun else silent + tick  # its start may take long
-            if silent >= self._warn_s and number not in self._since:
-                self._since[number] = anyio.current_time() - silent
-                self._warn(number)
-            if self._lost_s is not None and idle >= self._lost_s:
-                self._lose(number)
-                return True
-        if self._since.pop(number, None) is not None:
-            logger.warning("the trainer %s gives signs of life again", self.name(number))
-        return False
-
-    def _warn(self, number: int) -> None:
-        rest = ""
-        if self._requests:
-            request = self._requests[0]
-            limit = f"{request.timeout_s:g} s in all (trainer.call_timeout_s)"
-            if self._lost_s is not None and self._lost_s < request.timeout_s:
-                limit = f"{self._lost_s:g} s (trainer.collective_timeout_s)"
-            rest = f" while {request.what}: it is stopped or hangs; the run waits for it, at most {limit}"
-        silent = f"the trainer {self.name(number)} has given no sign of life for {self._warn_s:g} s"
-        logger.warning("%s%s", silent, rest or ": it is stopped or hangs")
-
-    def _lose(self, number: int) -> None:
-        since = self._since.setdefault(number, anyio.current_time() - (self._lost_s or 0))
-        self._on_lost(
-            number,
-            f"had given no sign of life for {anyio.current_time() - since:.0f} s: it was stopped or hung, so it was killed "
-            "(trainer.collective_timeout_s)",
-        )
-
-
 class TrainerRanks:
     """The ranks of one trainer; the first speaks to the driver."""
 
@@ -181,7 +60,13 @@ class TrainerRanks:
         grace_s: float = CAUSE_S,
     ) -> None:
         self.ranks = ranks
-        self.silences = Silences(ranks, silent_s=silent_s, lost_s=lost_s, on_lost=self._lose)
+        words = SilenceWords(
+            names=[f"rank {number}" for number in range(len(ranks))] if len(ranks) > 1 else ["worker"],
+            owner="the trainer",
+            request_field="trainer.call_timeout_s",
+            silence_field="trainer.collective_timeout_s",
+        )
+        self.silences = Silences(ranks, words, silent_s=silent_s, lost_s=lost_s, on_lost=self._lose)
         self._grace_s = grace_s
         self._ended = anyio.Event()
         self._died = anyio.Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, Task, Trajectory, Turn
 from tests.rollout.harness import SAMPLING, make_server, says
 from tests.support.leftovers import processes_with
+from tests.support.processes import until_ended
 from tests.support.remote import MODULE, GatedBackend, remote_runner
 
 PATIENCE_S = 120.0
@@ -55,6 +57,29 @@ async def test_the_death_of_a_worker_is_a_failure_with_its_turns_and_another_one
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert "words on standard output" in (tmp_path / "rollout-0.log").read_text()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_worker_that_is_stopped_is_killed_and_named_and_another_one_plays_on(
+    model: Path, renderer: Renderer, tmp_path: Path
+) -> None:
+    runner = remote_runner("Acts", model, tmp_path, workers=1, lost_s=1.0)
+    async with runner.opened(make_server(renderer, says("good"))):
+        pid = int((await play(runner, "none")).final_reward or 0)
+
+        def freeze(_: Turn) -> None:
+            os.kill(pid, signal.SIGSTOP)
+
+        with anyio.fail_after(PATIENCE_S):
+            frozen = await runner.play(
+                Task(id="t", data={"act": "wait"}), episode_id="0.0.1", sampling=SAMPLING, on_turn=freeze
+            )
+        assert frozen.failure is not None
+        assert (frozen.stop_reason, len(frozen.turns)) == (StopReason.ENVIRONMENT_FAULT, 1)
+        silent = rf"rollout worker 0 died: pid {pid}, had given no sign of life for \d+ s: it was stopped or hung"
+        assert re.search(silent, frozen.failure.message)
+        assert (await play(runner, "none")).final_reward != pid
+    await until_ended(pid)
 
 
 @pytest.mark.external

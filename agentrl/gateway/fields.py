@@ -15,12 +15,13 @@ import orjson
 from agentrl.gateway.body import CallRefused
 from agentrl.servers.http.errors import decode_body
 
-MAX_DEPTH = 64
+MAX_NESTING = 64
 """Deepest nesting of a body; templates and schemas are read by functions that call themselves."""
 MAX_TOOLS = 1024
 """Most tools of one call."""
 MAX_TOOLS_BYTES = 512 * 1024
 """Largest tools of one call, as JSON."""
+_KINDS = {"str": "text", "list": "a list", "dict": "an object", "bool": "true or false"}
 _T = TypeVar("_T")
 
 
@@ -28,7 +29,7 @@ def read_object(body: bytes) -> dict[str, object]:
     """Return the fields of a body that are not null.
 
     Raises:
-        CallRefused: the body is no JSON object, or is nested more deeply than `MAX_DEPTH`.
+        CallRefused: the body is no JSON object, or is nested more deeply than `MAX_NESTING`.
 
     Example:
         >>> read_object(b'{"model": "m", "user": null}')
@@ -36,11 +37,11 @@ def read_object(body: bytes) -> dict[str, object]:
     """
     fields = decode_body(body, dict[str, object])
     level: list[object] = [fields]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_NESTING):
         level = [child for node in level for child in _children(node) if type(child) in (dict, list)]
         if not level:
             return {name: value for name, value in fields.items() if value is not None}
-    raise CallRefused(f"the body is nested more than {MAX_DEPTH} levels deep; send a flatter one")
+    raise CallRefused(f"the body is nested more than {MAX_NESTING} levels deep; send a flatter one")
 
 
 def _children(node: object) -> Iterable[object]:
@@ -77,7 +78,7 @@ class Fields:
         value = self._values.get(name)
         if value is None or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
             return value
-        named = {str: "text", list: "a list", dict: "an object", bool: "true or false"}.get(kind, kind.__name__)
+        named = _KINDS.get(kind.__name__, kind.__name__)
         raise CallRefused(f"{self.place(name)} must be {named}, got {type(value).__name__} {value!r:.80}")
 
     def need(self, name: str, kind: type[_T]) -> _T:

@@ -72,7 +72,7 @@ async def test_a_response_is_the_same_whole_and_streamed_and_its_output_goes_bac
             events = [event async for event in stream]
             last = await stream.get_final_response()
         call: Any = whole.output[2]
-        history = [*HI, *whole.output, {"type": "function_call_output", "call_id": call.call_id, "output": "2"}]
+        history: Any = [*HI, *whole.output, {"type": "function_call_output", "call_id": call.call_id, "output": "2"}]
         second = await create(input=history, **arguments)
     assert (
         [item.type for item in whole.output]
@@ -198,7 +198,8 @@ async def test_wrong_messages_are_refused_by_name_in_anthropics_shape(checkpoint
             await client.messages.create(model="gpt-9", max_tokens=8, messages=HI)
         status, reply = await server.post("/v1/messages/batches", {})
         assert (status, reply["type"]) == (404, "error")
-    assert threaded.value.body["error"]["details"]["error_code"] == "thread_unsupported_request"
+    refused: Any = threaded.value.body
+    assert refused["error"]["details"]["error_code"] == "thread_unsupported_request"
     assert prompts == []
 
 

@@ -143,7 +143,7 @@ def _argument_text(given: object) -> str:
     return json_text({} if given is None else given)
 
 
-def read_tools(given: list[object]) -> tuple[list[dict[str, object]], set[str]]:
+def tools_of_blocks(given: list[object]) -> tuple[list[dict[str, object]], set[str]]:
     """Return tools as functions, and the kinds of those that only Anthropic's servers or clients know, which are ignored.
 
     Raises:
@@ -167,7 +167,7 @@ def read_tools(given: list[object]) -> tuple[list[dict[str, object]], set[str]]:
     return tools, ignored
 
 
-def read_tool_choice(choice: Mapping[str, object]) -> dict[str, object]:
+def choice_arguments(choice: Mapping[str, object]) -> dict[str, object]:
     """Return the arguments of chat completions that a tool choice stands for."""
     fields = Fields(choice, "tool_choice")
     kind = fields.need("type", str)

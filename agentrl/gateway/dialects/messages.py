@@ -16,7 +16,7 @@ from agentrl.client.backend import Answer, Delta
 from agentrl.gateway.body import CallRefused
 from agentrl.gateway.dialect import DialectCall
 from agentrl.gateway.dialects.answers import Counts, Said, argument_text, call_id, frame, said
-from agentrl.gateway.dialects.message_blocks import UNPARSED, BlockReader, read_tool_choice, read_tools
+from agentrl.gateway.dialects.message_blocks import UNPARSED, BlockReader, choice_arguments, tools_of_blocks
 from agentrl.gateway.fields import Fields, read_object
 from agentrl.gateway.items import ItemStore
 from agentrl.tokens.parse import parse_json
@@ -123,13 +123,13 @@ def _arguments(fields: Fields) -> tuple[dict[str, object], list[str]]:
     found = {ours: value for name, ours in names.items() if (value := fields.any(name)) not in (None, [])}
     if (top_k := fields.any("top_k")) is not None:
         found["extra_body"] = {"top_k": top_k}
-    tools, ignored_tools = read_tools(cast("list[object]", fields.read("tools", list) or []))
+    tools, ignored_tools = tools_of_blocks(cast("list[object]", fields.read("tools", list) or []))
     ignored = sorted(ignored_tools)
     if tools:
         found["tools"] = tools
     choice = fields.read("tool_choice", dict)
     if choice is not None:
-        found |= read_tool_choice(cast("Mapping[str, object]", choice))
+        found |= choice_arguments(cast("Mapping[str, object]", choice))
     output = Fields(fields.any("output_config") or {}, "output_config")
     form = output.read("format", dict) or fields.read("output_format", dict)
     ignored += output.unread

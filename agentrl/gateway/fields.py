@@ -131,7 +131,7 @@ def tool_call(call_id: str | None, name: str, arguments: str) -> dict[str, objec
     return call if call_id is None else {"id": call_id, **call}
 
 
-def json_text(value: object) -> str:
+def argument_json(value: object) -> str:
     """Return a value as JSON text, as tool arguments are written."""
     return json.dumps(value, ensure_ascii=False)
 

@@ -48,11 +48,11 @@ def said(answer: Answer) -> Said:
         content=text_of(message.get("content"), "assistant message"),
         calls=calls_of(message),
         truncated=answer.generation.stop_reason is StopReason.LENGTH,
-        counts=counts(answer),
+        counts=answer_counts(answer),
     )
 
 
-def counts(answer: Answer) -> Counts:
+def answer_counts(answer: Answer) -> Counts:
     """Return the token counts of an answer; an endpoint's own, where it answered."""
     generation = answer.generation
     if answer.native is None:
@@ -99,6 +99,6 @@ def frame(value: Mapping[str, object], event: str | None = None) -> bytes:
     return named + b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-def now() -> int:
+def created_now() -> int:
     """Return the time as bodies write it."""
     return int(time.time())

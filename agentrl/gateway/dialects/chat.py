@@ -56,7 +56,7 @@ class ChatDialect:
 
     def answer(self, call: DialectCall, answer: Answer) -> dict[str, object]:
         """Return a chat completion."""
-        return _plain(completion(answer).model_dump(mode="json", exclude_unset=True), call)
+        return _without_ids(completion(answer).model_dump(mode="json", exclude_unset=True), call)
 
     def events(self, call: DialectCall, answer_id: str) -> ChatEvents:
         """Return the writer of a chunked completion."""
@@ -103,10 +103,10 @@ class ChatEvents:
 
     def _frames(self) -> list[bytes]:
         chunks = [chunk.model_dump(mode="json", exclude_unset=True) for chunk in self._chunks.take()]
-        return [frame(_plain(chunk, self._call)) for chunk in chunks]
+        return [frame(_without_ids(chunk, self._call)) for chunk in chunks]
 
 
-def _plain(fields: dict[str, object], call: DialectCall) -> dict[str, object]:
+def _without_ids(fields: dict[str, object], call: DialectCall) -> dict[str, object]:
     """Return a completion or chunk without the ids of tokens, unless the call has `return_token_ids`."""
     if not call.body.get("return_token_ids"):
         for choice in cast("list[dict[str, object]]", fields["choices"]):

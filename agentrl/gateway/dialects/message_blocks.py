@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final, cast
 
 from agentrl.gateway.body import CallRefused
-from agentrl.gateway.fields import Fields, check_tools, function_tool, json_text, refused_image, tool_call
+from agentrl.gateway.fields import Fields, argument_json, check_tools, function_tool, refused_image, tool_call
 from agentrl.types import Message
 
 _ROLES: Final = ("user", "assistant", "system")
@@ -140,7 +140,7 @@ def _argument_text(given: object) -> str:
         raw = cast("Mapping[str, object]", unparsed).get("raw") if isinstance(unparsed, Mapping) else None
         if isinstance(raw, str):
             return raw
-    return json_text({} if given is None else given)
+    return argument_json({} if given is None else given)
 
 
 def tools_of_blocks(given: list[object]) -> tuple[list[dict[str, object]], set[str]]:

@@ -53,7 +53,7 @@ class MessagesDialect:
         messages = reader.read(cast("list[object]", fields.need("messages", list)))
         if not messages:
             raise CallRefused("messages is empty; send at least one")
-        arguments, ignored = _arguments(fields)
+        arguments, ignored = _message_arguments(fields)
         return DialectCall(
             model=fields.read("model", str),
             messages=messages,
@@ -67,11 +67,11 @@ class MessagesDialect:
         """Return a message."""
         parts = said(answer)
         return {
-            **_opened(call, answer.id),
+            **_empty_message(call, answer.id),
             "model": answer.model,
-            "content": _content(call, answer, parts),
-            **_end(call, answer, parts),
-            "usage": _usage(parts.counts),
+            "content": _answer_blocks(call, answer, parts),
+            **_stop_fields(call, answer, parts),
+            "usage": _block_usage(parts.counts),
         }
 
     def events(self, call: DialectCall, answer_id: str) -> MessageEvents:
@@ -117,7 +117,7 @@ def _said_too_long(message: str, code: str | None) -> str:
     return f"prompt is too long: {numbers}"
 
 
-def _arguments(fields: Fields) -> tuple[dict[str, object], list[str]]:
+def _message_arguments(fields: Fields) -> tuple[dict[str, object], list[str]]:
     """Return the arguments of chat completions that a body asks for, and the names that have no effect."""
     names = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_tokens", "stop_sequences": "stop"}
     found = {ours: value for name, ours in names.items() if (value := fields.any(name)) not in (None, [])}
@@ -150,7 +150,7 @@ def _shows_thinking(call: DialectCall) -> bool:
     return isinstance(thinking, Mapping) and cast("Mapping[str, object]", thinking).get("type") != "disabled"
 
 
-def _opened(call: DialectCall, answer_id: str) -> dict[str, object]:
+def _empty_message(call: DialectCall, answer_id: str) -> dict[str, object]:
     """Return a message without content."""
     return {
         "id": f"msg_{answer_id}",
@@ -160,11 +160,11 @@ def _opened(call: DialectCall, answer_id: str) -> dict[str, object]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": _usage(Counts(0, 0, 0)),
+        "usage": _block_usage(Counts(0, 0, 0)),
     }
 
 
-def _content(call: DialectCall, answer: Answer, parts: Said) -> list[dict[str, object]]:
+def _answer_blocks(call: DialectCall, answer: Answer, parts: Said) -> list[dict[str, object]]:
     blocks: list[dict[str, object]] = []
     if parts.reasoning and _shows_thinking(call):
         blocks.append({"type": "thinking", "thinking": parts.reasoning, "signature": signature(parts.reasoning)})
@@ -179,7 +179,7 @@ def _content(call: DialectCall, answer: Answer, parts: Said) -> list[dict[str, o
     return blocks
 
 
-def _end(call: DialectCall, answer: Answer, parts: Said) -> dict[str, object]:
+def _stop_fields(call: DialectCall, answer: Answer, parts: Said) -> dict[str, object]:
     """Return the reason of an answer's end."""
     reason = "max_tokens" if parts.truncated else "tool_use" if parts.calls else "end_turn"
     matched, stops = answer.generation.matched_stop, call.arguments.get("stop")
@@ -188,7 +188,7 @@ def _end(call: DialectCall, answer: Answer, parts: Said) -> dict[str, object]:
     return {"stop_reason": reason, "stop_sequence": None}
 
 
-def _usage(counts: Counts) -> dict[str, object]:
+def _block_usage(counts: Counts) -> dict[str, object]:
     return {
         "input_tokens": counts.prompt - counts.cached,
         "cache_creation_input_tokens": 0,
@@ -214,7 +214,7 @@ class MessageEvents:
 
     def begin(self) -> Sequence[bytes]:
         """Return the start of the message, and a ping."""
-        return [_event("message_start", message=_opened(self._call, self._answer_id)), _event("ping")]
+        return [_message_event("message_start", message=_empty_message(self._call, self._answer_id)), _message_event("ping")]
 
     def push(self, delta: Delta) -> Sequence[bytes]:
         """Return the events of new text."""
@@ -234,11 +234,13 @@ class MessageEvents:
         frames += self._close()
         for index, each in enumerate(parts.calls):
             opened = {"type": "tool_use", "id": call_id(answer, index, each), "name": each.name, "input": {}}
-            frames.append(_event("content_block_start", index=self._index, content_block=opened))
+            frames.append(_message_event("content_block_start", index=self._index, content_block=opened))
             frames.append(self._delta("input_json_delta", "partial_json", argument_text(each)))
             frames += self._stop()
-        end = _event("message_delta", delta=_end(self._call, answer, parts), usage=_usage(parts.counts))
-        return [*frames, end, _event("message_stop")]
+        end = _message_event(
+            "message_delta", delta=_stop_fields(self._call, answer, parts), usage=_block_usage(parts.counts)
+        )
+        return [*frames, end, _message_event("message_stop")]
 
     def fail(self, message: str, *, status: int, code: str | None = None) -> Sequence[bytes]:
         """Return the event of an error."""
@@ -252,7 +254,7 @@ class MessageEvents:
             frames += self._close()
             self._open = kind
             opened = {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
-            frames.append(_event("content_block_start", index=self._index, content_block=opened))
+            frames.append(_message_event("content_block_start", index=self._index, content_block=opened))
         self._text[kind] += new
         frames.append(self._delta(f"{kind}_delta", kind, new))
         return frames
@@ -268,11 +270,11 @@ class MessageEvents:
 
     def _stop(self) -> list[bytes]:
         self._index += 1
-        return [_event("content_block_stop", index=self._index - 1)]
+        return [_message_event("content_block_stop", index=self._index - 1)]
 
     def _delta(self, kind: str, name: str, text: str) -> bytes:
-        return _event("content_block_delta", index=self._index, delta={"type": kind, name: text})
+        return _message_event("content_block_delta", index=self._index, delta={"type": kind, name: text})
 
 
-def _event(kind: str, **fields: object) -> bytes:
+def _message_event(kind: str, **fields: object) -> bytes:
     return frame({"type": kind, **fields}, kind)

@@ -11,7 +11,7 @@ from typing import cast
 
 from agentrl.client.backend import Answer, Delta
 from agentrl.gateway.dialect import DialectCall
-from agentrl.gateway.dialects.answers import frame, now, said
+from agentrl.gateway.dialects.answers import created_now, frame, said
 from agentrl.gateway.dialects.response_output import (
     ended,
     message_item,
@@ -29,7 +29,7 @@ class ResponseEvents:
 
     def __init__(self, call: DialectCall, answer_id: str) -> None:
         self._call, self._answer_id = call, answer_id
-        self._body = response_body(call, response_id(answer_id), created=now())
+        self._body = response_body(call, response_id(answer_id), created=created_now())
         self._number = 0
         self._reasoning = _TextItem("summary" if wants_summary(call) else "reasoning", f"rs_{answer_id}")
         self._text = _TextItem("output", f"msg_{answer_id}")
@@ -139,7 +139,7 @@ class ResponseEvents:
         return frame(value, kind)
 
 
-class _Kind:
+class _TextKind:
     """The names of the events of one kind of text."""
 
     def __init__(self, text: str, container: str, part: str, position: str, extra: Mapping[str, object]) -> None:
@@ -147,9 +147,9 @@ class _Kind:
 
 
 _KINDS = {
-    "output": _Kind("output_text", "content_part", "output_text", "content_index", {"logprobs": []}),
-    "reasoning": _Kind("reasoning_text", "content_part", "reasoning_text", "content_index", {}),
-    "summary": _Kind("reasoning_summary_text", "reasoning_summary_part", "summary_text", "summary_index", {}),
+    "output": _TextKind("output_text", "content_part", "output_text", "content_index", {"logprobs": []}),
+    "reasoning": _TextKind("reasoning_text", "content_part", "reasoning_text", "content_index", {}),
+    "summary": _TextKind("reasoning_summary_text", "reasoning_summary_part", "summary_text", "summary_index", {}),
 }
 
 

@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from agentrl.gateway.body import CallRefused
 from agentrl.gateway.dialects.response_tools import custom_arguments, prompt_name
-from agentrl.gateway.fields import Fields, json_text, refused_image, tool_call
+from agentrl.gateway.fields import Fields, argument_json, refused_image, tool_call
 from agentrl.gateway.items import ItemStore
 from agentrl.types import Message
 
@@ -60,11 +60,11 @@ def resolved_input(sent: object, store: ItemStore | None) -> list[Mapping[str, o
             raise CallRefused(f"input[{index}] must be an object, got {type(item).__name__} {item!r:.80}")
         fields = cast("dict[str, object]", item)
         is_bare = fields.keys() == {"id"}
-        items.append(_referenced(fields, index, store) if is_bare or fields.get("type") == "item_reference" else fields)
+        items.append(_item_named(fields, index, store) if is_bare or fields.get("type") == "item_reference" else fields)
     return items
 
 
-def _referenced(item: Mapping[str, object], index: int, store: ItemStore | None) -> Mapping[str, object]:
+def _item_named(item: Mapping[str, object], index: int, store: ItemStore | None) -> Mapping[str, object]:
     name = item.get("id")
     found = store.item(name) if store is not None and isinstance(name, str) else None
     if found is None:
@@ -148,7 +148,7 @@ class ItemReader:
         name = prompt_name(item.need("name", str), item.read("namespace", str))
         arguments = item.any("arguments")
         self._add_call(
-            item, name, arguments if isinstance(arguments, str) else json_text({} if arguments is None else arguments)
+            item, name, arguments if isinstance(arguments, str) else argument_json({} if arguments is None else arguments)
         )
 
     def _custom_call(self, item: Fields) -> None:

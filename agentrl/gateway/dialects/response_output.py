@@ -65,11 +65,11 @@ def ended(body: Mapping[str, object], answer: Answer, output: Sequence[Mapping[s
         "status": status,
         "incomplete_details": details,
         "output": output,
-        "usage": _usage(parts.counts),
+        "usage": _response_usage(parts.counts),
     }
 
 
-def _usage(counts: Counts) -> dict[str, object]:
+def _response_usage(counts: Counts) -> dict[str, object]:
     return {
         "input_tokens": counts.prompt,
         "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, cast
 
 from agentrl.gateway.body import CallRefused
-from agentrl.gateway.fields import Fields, check_tools, function_tool, json_text
+from agentrl.gateway.fields import Fields, argument_json, check_tools, function_tool
 from agentrl.tokens.parse import parse_json
 
 CUSTOM_ARGUMENT: Final = "input"
@@ -127,7 +127,7 @@ def custom_input(arguments: str) -> str:
 
 def custom_arguments(text: str) -> str:
     """Return the arguments that stand for the input of a custom tool."""
-    return json_text({CUSTOM_ARGUMENT: text})
+    return argument_json({CUSTOM_ARGUMENT: text})
 
 
 def read_tool_choice(choice: object, names: Mapping[str, ToolName]) -> object:

@@ -11,7 +11,7 @@ from typing import Final, cast
 from agentrl.client.backend import Answer
 from agentrl.gateway.body import CallRefused
 from agentrl.gateway.dialect import DialectCall
-from agentrl.gateway.dialects.answers import now
+from agentrl.gateway.dialects.answers import created_now
 from agentrl.gateway.dialects.response_events import ResponseEvents
 from agentrl.gateway.dialects.response_items import ItemReader, resolved_input
 from agentrl.gateway.dialects.response_output import ended, output_items, response_body, response_id
@@ -58,7 +58,7 @@ class ResponsesDialect:
             messages.insert(0, {"role": "system", "content": instructions})
         if not messages:
             raise CallRefused("input is empty: send text, or at least one item")
-        arguments, ignored = _arguments(fields)
+        arguments, ignored = _response_arguments(fields)
         if tools.functions:
             arguments["tools"] = tools.functions
         if fields.any("tool_choice") is not None:
@@ -74,7 +74,7 @@ class ResponsesDialect:
 
     def answer(self, call: DialectCall, answer: Answer) -> dict[str, object]:
         """Return a response with all of its output."""
-        body = response_body(call, response_id(answer.id), created=now())
+        body = response_body(call, response_id(answer.id), created=created_now())
         return ended(body, answer, output_items(call, answer, answer.id))
 
     def events(self, call: DialectCall, answer_id: str) -> ResponseEvents:
@@ -115,7 +115,7 @@ def _earlier(previous: str | None, store: ItemStore | None) -> list[Item]:
     return found
 
 
-def _arguments(fields: Fields) -> tuple[dict[str, object], list[str]]:
+def _response_arguments(fields: Fields) -> tuple[dict[str, object], list[str]]:
     """Return the arguments of chat completions that a body asks for, and the names that have no effect."""
     found = {name: value for name in _SAME_NAMES if (value := fields.any(name)) is not None}
     limit = fields.any("max_output_tokens")

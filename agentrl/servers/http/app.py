@@ -88,18 +88,18 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return refusal(error)
     except web.HTTPException as error:
         if request.path.startswith(_OPENAI):
-            return _refusal(request, _unrouted(request, error), error.status)
+            return _refused_call(request, _unrouted(request, error), error.status)
         return json_reply({"detail": error.reason}, status=error.status)
 
 
 def _turned_away(request: web.Request, refused: Refusal) -> web.Response:
     """Return the response to a request that no route gets to see."""
     if request.path.startswith(_OPENAI):
-        return _refusal(request, refused.reason, refused.status)
+        return _refused_call(request, refused.reason, refused.status)
     return json_reply({"error": refused.reason}, status=refused.status)
 
 
-def _refusal(request: web.Request, message: str, status: int) -> web.Response:
+def _refused_call(request: web.Request, message: str, status: int) -> web.Response:
     """Return a refusal in OpenAI's shape, of which Anthropic's is a part where it has one more field."""
     marked = {"type": "error"} if request.path.startswith(_ANTHROPIC) else {}
     return error_reply({**marked, **openai_error(message, status=status)}, status=status)

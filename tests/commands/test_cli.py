@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,10 @@ from agentrl.runs.run import open_run
 from tests.support.cli import (
     AGENTRL,
     agentrl,
-    all_gone,
-    children,
-    ended,
     read_until,
     records,
     started,
     status_here,
-    watches,
     write_run,
 )
 
@@ -141,21 +136,6 @@ def test_a_killed_run_is_resumed_from_its_newest_checkpoint(tmp_path: Path, chec
     assert "ids or data of some tasks have changed" in changed.stderr
     accepted = agentrl(tmp_path, *longer, "--accept-changed-tasks")
     assert accepted.returncode == 0, accepted.stderr
-
-
-@pytest.mark.slow
-def test_an_interrupt_ends_everything_and_says_where_the_results_are(tmp_path: Path, checkpoint: Path) -> None:
-    write_run(tmp_path, checkpoint, engine={"steps": 100_000})
-    with started(tmp_path, AGENTRL, "train", "run.yaml") as process:
-        read_until(process, "step 1/100000")  # everything is up
-        below = watches(children(process.pid))
-        rest = ended(process, [signal.SIGINT])
-        gone = all_gone(below, within_s=0)
-    assert process.returncode == 130, rest
-    assert "Results so far are in runs/small/" in rest
-    assert "Traceback" not in rest
-    assert (len(below), gone) == (2, True)
-    assert (tmp_path / "runs" / "small" / "summary.json").exists()
 
 
 @pytest.mark.slow

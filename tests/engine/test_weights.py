@@ -61,26 +61,6 @@ async def test_what_an_update_cost_is_in_the_metrics(tmp_path: Path, renderer: R
         assert 0 < line["sync_share"] < 1
 
 
-async def test_a_server_that_fails_an_update_is_left_behind_and_caught_up_from_memory(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    servers = two_servers(renderer)
-    servers[1].control_faults["receive_weights"] = Fault.BAD_REQUEST
-    async with pool_of(*servers) as pool:
-        report = await run(make_engine(tmp_path, renderer, inference=pool, steps=3, send_dtype="float32"))
-    assert report.policy_version == 4
-    assert servers[1].groups.received == []
-    assert [manifest.version for manifest in servers[0].groups.received] == [1, 2, 3, 4]
-
-
-async def test_by_policy_it_ends_the_run(tmp_path: Path, renderer: Renderer) -> None:
-    servers = two_servers(renderer)
-    servers[1].control_faults["receive_weights"] = Fault.BAD_REQUEST
-    async with pool_of(*servers, on_server_failure="stop") as pool:
-        with pytest.raises(WeightSyncError, match=r"not every server holds version 1: scripted://1"):
-            await run(make_engine(tmp_path, renderer, inference=pool, steps=3, send_dtype="float32"))
-
-
 def restart(pool: ServerPool, server: ScriptedServer) -> None:
     """Do what the launcher of a server does when its process is killed."""
     pool.report_kept(server.url)

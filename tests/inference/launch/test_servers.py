@@ -81,31 +81,6 @@ async def test_servers_are_launched_updated_killed_restarted_and_ended(checkpoin
     assert not [pid for pid in pids if "agentrl.servers.serve" in _command(pid)]
 
 
-async def test_the_only_server_may_be_killed_while_an_update_and_calls_need_it(checkpoint: Path, tmp_path: Path) -> None:
-    others = set(_children())  # servers that other tests share
-    versions: list[int] = []
-    async with launch_pool(settings(), model_path=checkpoint, vocab_size=vocabulary(checkpoint), log_dir=tmp_path) as pool:
-
-        async def call() -> None:
-            versions.append((await pool.generate(request(1, 2, max_new_tokens=2))).spans[0].version)
-
-        for version, delay_s in ((1, None), (2, 0.0), (3, 0.005)):
-            publication = published(tmp_path / f"v{version}", checkpoint, version)
-            [pid] = [process for process in _children() if process not in others]
-            if delay_s is None:
-                os.kill(pid, signal.SIGKILL)
-            with anyio.fail_after(300):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(pool.update_weights, publication)
-                    if delay_s is not None:
-                        await anyio.sleep(delay_s)
-                        os.kill(pid, signal.SIGKILL)
-                    tasks.start_soon(call)
-                await seen(pool, lambda status, pid=pid: not Path(f"/proc/{pid}").exists())
-                assert (await pool.generate(request(1, 2, max_new_tokens=2))).spans[0].version == version
-            assert version - 1 <= versions.pop() <= version
-
-
 async def test_a_request_may_fill_the_context_that_was_promised_and_a_cancelled_one_frees_the_server(
     checkpoint: Path, tmp_path: Path
 ) -> None:

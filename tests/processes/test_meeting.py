@@ -50,17 +50,19 @@ def close(seats: Sequence[Seat]) -> None:
 
 async def test_all_ranks_join_and_learn_where_rank_0_hosts_the_store() -> None:
     seats: dict[int, Seat] = {}
+    complete = anyio.Event()
 
     async def join(meeting: Meeting, rank: int) -> None:
         seats[rank] = await joining(meeting, rank, 3)
+        if len(seats) == 3:
+            complete.set()
 
     async with meeting_of(3) as meeting, anyio.create_task_group() as tasks:
         for rank in (2, 0, 1):
             tasks.start_soon(join, meeting, rank)
         members = await meeting.gather(60)
         assert [member.rank for member in members] == [0, 1, 2]
-        while len(seats) < 3:  # noqa: ASYNC110 - threads of their own
-            await anyio.sleep(0.01)
+        await complete.wait()
         [store] = {(seat.store_host, seat.store_port) for seat in seats.values()}
         listener = seats[0].listener
         assert listener is not None

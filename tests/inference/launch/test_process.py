@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from agentrl.errors import ConfigError, ServerTimeout, ServerUnavailable
@@ -45,7 +46,7 @@ def shell_recipe(tmp_path: Path, script: str, ready: tuple[str, ...] = ("never",
 
 
 class AfterFirstWords(LocalLauncher):
-    """Takes as started what has made the file `marker`, so that a short deadline begins after the process has spoken."""
+    """Takes as started what has opened the pipe `marker`, so that a short deadline begins after the process has spoken."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -53,14 +54,14 @@ class AfterFirstWords(LocalLauncher):
     async def start(self, specs: Sequence[ProcessSpec]) -> Sequence[LocalChild]:
         children = await super().start(specs)
         with anyio.fail_after(60):
-            while not self.marker.exists():  # noqa: ASYNC110 - the progress of another process is observed
-                await anyio.sleep(0.005)
+            await anyio.to_thread.run_sync(self.marker.read_bytes, abandon_on_cancel=True)
         return children
 
 
 def speaking(tmp_path: Path, script: str, ready: tuple[str, ...]) -> ServerProcess:
     """Return a process that runs `script` and then only sleeps; its start takes it as started when it sleeps."""
     marker = tmp_path / "spoken"
+    os.mkfifo(marker)
     return ServerProcess(shell_recipe(tmp_path, f"{script}; : > {marker}; exec sleep 60", ready), AfterFirstWords(marker))
 
 

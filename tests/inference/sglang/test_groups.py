@@ -17,7 +17,7 @@ from agentrl.servers.scripted.http import ScriptedHTTP, serve_scripted
 from agentrl.servers.scripted.server import Fault, ScriptedServer
 from agentrl.weights.types import GroupAddress, Manifest, TensorSpec, scripted_checksums
 from tests.support.impatient import Impatient
-from tests.support.scripted import VOCAB, request
+from tests.support.scripted import VOCAB, in_virtual_time, request
 
 ADDRESS = GroupAddress("group", "127.0.0.1", 4321, 3, "gloo")
 MANIFEST = Manifest(
@@ -187,7 +187,7 @@ async def test_what_a_server_may_do_instead_is_a_named_error(fault: Fault, error
             await r.client.groups.receive(MANIFEST, "group")
 
 
-async def test_a_server_that_is_slow_with_every_bucket_is_given_up_as_a_whole() -> None:
+def test_a_server_that_is_slow_with_every_bucket_is_given_up_as_a_whole() -> None:
     """Each bucket comes within the deadline, all of them do not: the other servers stand still meanwhile."""
 
     class Slow:
@@ -195,18 +195,22 @@ async def test_a_server_that_is_slow_with_every_bucket_is_given_up_as_a_whole() 
 
         async def call(self, method: str, path: str, body: bytes | None) -> bytes:
             if path == "/update_weights_from_distributed":
-                await anyio.sleep(0.06)
+                await anyio.sleep(6)
             return b'{"success": true}'
 
     async def nothing(version: int, unique: str, *, flush: bool) -> None:
         raise AssertionError
 
     calls = GroupCalls(
-        Control(Slow(), timeout_s=0.3),  # pyright: ignore[reportArgumentType] - of a transport, only this is asked
+        Control(Slow(), timeout_s=30),  # pyright: ignore[reportArgumentType] - of a transport, only this is asked
         lambda: ServerInfo(version="0.5.23"),
         flush=lambda: True,
         has=nothing,
     )
     buckets = tuple((TensorSpec(f"t{number}", "float32", (1,)),) for number in range(20))
-    with pytest.raises(ServerTimeout, match=r"http://slow: agentrl waited for the server to take all weights"):
-        await calls.receive(Manifest(1, buckets, {}), "group")
+
+    async def main() -> None:
+        with pytest.raises(ServerTimeout, match=r"http://slow: agentrl waited for the server to take all weights"):
+            await calls.receive(Manifest(1, buckets, {}), "group")
+
+    in_virtual_time(main)

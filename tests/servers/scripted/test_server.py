@@ -67,44 +67,6 @@ async def test_a_reply_that_was_aborted_is_taken_up_by_its_own_episode() -> None
     assert len(server.calls) == 4
 
 
-async def test_calls_made_while_paused_are_held_until_it_continues() -> None:
-    server = ScriptedServer(lambda _: [4], vocab_size=VOCAB)
-    await server.pause("retract")
-    with anyio.move_on_after(0.02) as scope:
-        await server.generate(request())
-    assert scope.cancelled_caught
-    await server.resume()
-    assert (await server.generate(request())).output_ids.tolist() == [4]
-
-
-async def test_a_stream_gives_the_ids_one_by_one_and_the_generation_last() -> None:
-    server = ScriptedServer(lambda _: [4, 5, 6], vocab_size=VOCAB)
-    async with server.stream(request()) as stream:
-        chunks = [chunk async for chunk in stream]
-    assert [chunk.output_ids.tolist() for chunk in chunks] == [[4], [5], [6], []]
-    assert chunks[-1].generation is not None
-    assert chunks[-1].generation.output_ids.tolist() == [4, 5, 6]
-
-
-async def test_a_cancelled_call_is_recorded_as_aborted() -> None:
-    server = ScriptedServer(lambda _: ScriptedReply(output=[4], fault=Fault.HANG), vocab_size=VOCAB)
-    sent = request()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(server.generate, sent)
-        await anyio.wait_all_tasks_blocked()
-        tasks.cancel_scope.cancel()
-    assert server.aborted == [sent.request_id]
-
-
-async def test_leaving_a_stream_early_aborts_it() -> None:
-    server = ScriptedServer(lambda _: [4, 5, 6], vocab_size=VOCAB)
-    sent = request()
-    async with server.stream(sent) as stream:
-        await anext(stream)
-    assert server.aborted == [sent.request_id]
-    assert (await server.generate(sent)).output_ids.tolist() == [4, 5, 6]  # the id is free again
-
-
 async def test_a_cancelled_update_continues_the_server() -> None:
     server = ScriptedServer(lambda _: [4], vocab_size=VOCAB)
     server.control_faults["load_weights"] = Fault.HANG

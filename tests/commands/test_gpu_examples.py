@@ -9,22 +9,12 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.inference.config import tensor_parallel
-from agentrl.plan.checks import missing_here
 from agentrl.plan.memory import GIB
 from agentrl.plan.plan import plan_run
-from agentrl.plan.text import describe_plan
 from tests.support.cli import status_here
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "gpu").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_each_has_a_plan_without_weights_or_gpu(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    run = load_config(path)
-    assert re.search(r"^memory +(trainer|each trainer process) about [\d.]+ GiB", describe_plan(plan_run(run)), re.M)
-    assert any("there is no directory /models/" in line for line in missing_here(plan_run(run)))
 
 
 def test_the_command_prints_a_plan_and_last_what_this_machine_lacks(

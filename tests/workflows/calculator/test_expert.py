@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl_envs.calculator import BUSY, WRONG, CalculatorEpisode, calculator_tasks, is_held_out
-from agentrl_workflows.calculator.expert import Demonstrator, demonstrate, demonstrations, write_demonstrations
+from agentrl_workflows.calculator.expert import Demonstrator, demonstrate, demonstrations
 from agentrl_workflows.calculator.recipe import FULL, SMOKE, CalculatorRecipe
 
 SKILLED = Demonstrator(p_guess=0, p_give_up=0, p_slip=0, p_bad_call=0, p_misread=0, p_busy=0)
@@ -87,10 +85,3 @@ def test_every_demonstration_ends_with_the_demonstrator_and_has_at_most_six_turn
         assert roles[0] == "user"
         assert roles[-1] == "assistant"
         assert roles.count("assistant") <= 6
-
-
-def test_the_file_has_one_conversation_with_tools_a_line(tmp_path: Path):
-    write_demonstrations(tmp_path / "d.jsonl", count=20, seed=0, demonstrator=FULL.demonstrator)
-    lines = [json.loads(line) for line in (tmp_path / "d.jsonl").read_text().splitlines()]
-    assert len(lines) == 20
-    assert all(line["tools"][0]["function"]["name"] == "calc" for line in lines)

@@ -70,18 +70,6 @@ async def test_two_calls_and_a_right_answer_pay_one(renderer: Renderer, tokenize
     verify(episode)
 
 
-async def test_a_mended_answer_pays_less_and_is_recorded(renderer: Renderer, tokenizer: Tokenizer):
-    episode = await play(renderer, tokenizer, ["The answer is 1.", "The answer is 46."])
-    assert episode.final_reward == 0.7
-    assert episode.metrics["retried"] == 1.0
-
-
-async def test_two_wrong_answers_pay_nothing_and_are_no_failure(renderer: Renderer, tokenizer: Tokenizer):
-    episode = await play(renderer, tokenizer, ["The answer is 1.", "The answer is 2."])
-    assert (episode.final_reward, episode.failure) == (0.0, None)
-    assert episode.metrics["correct"] == 0.0
-
-
 @pytest.mark.parametrize("turns", [1, 2, 3])
 async def test_the_turn_limit_ends_the_episode_without_reward(renderer: Renderer, tokenizer: Tokenizer, turns: int):
     texts = [call(66, "-", 57), call(37, "+", 9), "The answer is 46."]
@@ -94,15 +82,6 @@ async def test_a_busy_error_is_shown_to_the_model_and_recorded(renderer: Rendere
     episode = await play(renderer, tokenizer, [call(66, "-", 57), "The answer is 9.", "The answer is 9."], p_busy=1.0)
     assert "error: busy" in renderer.decode(episode.turns[1].context_ids, skip_special=False)
     assert episode.metrics["busy"] == 1.0
-
-
-async def test_an_unreadable_call_costs_a_turn_only(renderer: Renderer, tokenizer: Tokenizer):
-    texts = ['<tool_call>\n{"name": "calc", "arguments": {"a": 46', "The answer is 46."]
-    episode = await play(renderer, tokenizer, texts)
-    assert episode.final_reward == 1.0
-    assert "error: bad call" in renderer.decode(episode.turns[1].context_ids, skip_special=False)
-    assert len(episode.branches()) == 1
-    verify(episode)
 
 
 async def test_replaying_demonstrations_records_exactly_the_tokens_and_mask_they_teach(

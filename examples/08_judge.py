@@ -17,8 +17,7 @@ from openai import AsyncOpenAI
 
 import agentrl
 from agentrl import Client, RolloutWorkflow, Task
-from agentrl.reward.judge import JudgeRubric, LlmJudge
-from agentrl.reward.judge_model import JudgeModel
+from agentrl.reward.judge import JudgeModel, JudgeRubric, LlmJudge
 
 RUBRIC = JudgeRubric(
     criterion="Does the response thank the person?",

@@ -14,8 +14,7 @@ from typing import cast
 
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError
-from agentrl.reward.judge import DATA_NOTICE, last_object, quoted
-from agentrl.reward.judge_model import JudgeModel
+from agentrl.reward.judge import DATA_NOTICE, JudgeModel, last_object, quoted
 
 _NOTICE = f"{DATA_NOTICE} Neither their order nor their length counts."
 _MAX_LISTED = 26

@@ -10,14 +10,12 @@ Example:
 
 from __future__ import annotations
 
-from agentrl.sandbox.base import Sandbox
+from agentrl.sandbox.base import Sandbox, SandboxPool
 from agentrl.sandbox.bubblewrap import open_bubblewrap
 from agentrl.sandbox.config import SandboxConfig, open_sandbox
-from agentrl.sandbox.pool import SandboxPool
-from agentrl.sandbox.session import Session
+from agentrl.sandbox.session import Session, WorkspaceDiff, WorkspaceSnapshot, diff_snapshots
 from agentrl.sandbox.types import Ending, Limits, Program, Result, python_program
 from agentrl.sandbox.warm import WarmPython, open_warm_python
-from agentrl.sandbox.workspace import WorkspaceDiff, WorkspaceSnapshot, diff_snapshots
 
 __all__ = [
     "Ending",

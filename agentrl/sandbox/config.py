@@ -14,10 +14,9 @@ from pydantic import Field, model_validator
 
 from agentrl.config.base import Config
 from agentrl.errors import ConfigError
-from agentrl.sandbox.base import Sandbox
+from agentrl.sandbox.base import Sandbox, SandboxPool
 from agentrl.sandbox.bubblewrap import open_bubblewrap
 from agentrl.sandbox.docker import Docker, open_docker
-from agentrl.sandbox.pool import SandboxPool
 from agentrl.sandbox.types import Limits
 from agentrl.sandbox.unsafe import open_unsafe_process
 

@@ -33,8 +33,7 @@ from agentrl.sandbox.remote import CallBody, HealthBody, ProgramBody, SessionBod
 from agentrl.sandbox.session import REPLY_GRACE_S, Session
 from agentrl.sandbox.types import Limits, Program
 from agentrl.servers.http.errors import decode_body
-from agentrl.servers.http.guard import BODY_S, Refusal, guard
-from agentrl.servers.listening import HEADERS_S, Connections, check_address, listening
+from agentrl.servers.listening import BODY_S, HEADERS_S, Connections, Refusal, check_address, guard, listening
 
 _MAX_BODY: Final = 256 * 2**20
 MAX_SESSIONS: Final = 64
@@ -93,7 +92,7 @@ class SandboxService:
     def application(
         self, api_key: str | None = None, connections: Connections | None = None, *, body_s: float = BODY_S
     ) -> web.Application:
-        """Return the routes, behind the guard of `agentrl.servers.http.guard`."""
+        """Return the routes, behind the guard of `agentrl.servers.listening`."""
         check = guard(api_key, connections or Connections(), _turned_away_as_json, body_s=body_s)
         app = web.Application(middlewares=[_refused_as_json, check], client_max_size=_MAX_BODY)
         app.router.add_get("/health", self._health)

@@ -27,8 +27,7 @@ from agentrl.processes.frames import open_parent
 from agentrl.servers.embedded.faults import SGLangFault, parse_faults
 from agentrl.servers.engine import InferenceEngine
 from agentrl.servers.http.app import AddRoutes, create_app
-from agentrl.servers.http.guard import BODY_S, AllowedOrigins
-from agentrl.servers.listening import HEADERS_S, Connections, check_address, listening
+from agentrl.servers.listening import BODY_S, HEADERS_S, AllowedOrigins, Connections, check_address, listening
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,16 @@ from openai import AsyncOpenAI
 
 from agentrl.env import watch_faults
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.reward.judge import MAX_JUDGED_CHARS, JudgeRubric, LlmJudge, ScoredExample, fit_calibration, last_object
-from agentrl.reward.judge_model import JudgeModel, JudgeSettings
+from agentrl.reward.judge import (
+    MAX_JUDGED_CHARS,
+    JudgeModel,
+    JudgeRubric,
+    JudgeSettings,
+    LlmJudge,
+    ScoredExample,
+    fit_calibration,
+    last_object,
+)
 from tests.support.endpoints import serving
 from tests.support.judging import always, judging
 

@@ -19,7 +19,7 @@ from agentrl.errors import EnvironmentFault, ServerError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_client_episode, run_policy_episode
 from agentrl.rollout.group import run_group
-from agentrl.sandbox.pool import SandboxPool
+from agentrl.sandbox.base import SandboxPool
 from agentrl.sandbox.session import Session
 from agentrl.sandbox.types import Limits, Program, Result
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply

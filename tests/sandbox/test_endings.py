@@ -16,11 +16,10 @@ import pytest
 from agentrl.errors import EnvironmentFault
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.box import Use
-from agentrl.sandbox.bubblewrap.arguments import SUPERVISOR_FOLDER
-from agentrl.sandbox.bubblewrap.cgroup import ControlGroup, ControlGroups
 from agentrl.sandbox.bubblewrap.host import Host, UserIds
 from agentrl.sandbox.bubblewrap.seccomp import native_architecture, seccomp_filter
-from agentrl.sandbox.bubblewrap.start import BubblewrapBox, BubblewrapStarter
+from agentrl.sandbox.bubblewrap.start import SUPERVISOR_FOLDER, BubblewrapBox, BubblewrapStarter
+from agentrl.sandbox.bubblewrap.usage import ControlGroup, ControlGroups
 from agentrl.sandbox.types import Ending, Limits, Program, python_program
 from tests.support.hostile_programs import odd_ends
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.bubblewrap.cgroup import ControlGroups, find_control_groups
-from agentrl.sandbox.bubblewrap.usage import most_descriptors
+from agentrl.sandbox.bubblewrap.usage import ControlGroups, find_control_groups, most_descriptors
 from agentrl.sandbox.types import Limits, python_program
 
 

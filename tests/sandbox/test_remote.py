@@ -19,8 +19,8 @@ from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox import SandboxConfig, open_sandbox, open_warm_python
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.remote import open_remote
+from agentrl.sandbox.session import diff_snapshots
 from agentrl.sandbox.types import Ending, Limits, Program, python_program
-from agentrl.sandbox.workspace import diff_snapshots
 from agentrl.servers.sandbox import serving_sandbox
 from tests.support.leftovers import processes_with
 from tests.support.ports import later_port

@@ -11,8 +11,8 @@ import pytest
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.base import BoxSandbox
+from agentrl.sandbox.session import diff_snapshots
 from agentrl.sandbox.types import Ending, Limits, Program, Result
-from agentrl.sandbox.workspace import diff_snapshots
 from tests.support.leftovers import processes_with
 
 

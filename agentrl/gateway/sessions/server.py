@@ -30,8 +30,7 @@ from agentrl.gateway.sessions.calls import SharedCall
 from agentrl.gateway.sessions.dialects import dialect_of_path, served_dialects, served_routes
 from agentrl.gateway.sessions.session import EpisodeSession
 from agentrl.servers.http.errors import json_reply
-from agentrl.servers.http.guard import Refusal, guard
-from agentrl.servers.listening import Connections, listening
+from agentrl.servers.listening import Connections, Refusal, guard, listening
 from agentrl.types import Speaker
 
 _MAX_BODY_BYTES: Final = 32 * 2**20

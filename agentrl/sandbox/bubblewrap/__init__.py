@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.bubblewrap.arguments import SUPERVISOR_FOLDER
-from agentrl.sandbox.bubblewrap.cgroup import find_control_groups
 from agentrl.sandbox.bubblewrap.host import UserIds, find_host
 from agentrl.sandbox.bubblewrap.seccomp import native_architecture, seccomp_filter
 from agentrl.sandbox.bubblewrap.selftest import check_isolation
-from agentrl.sandbox.bubblewrap.start import BubblewrapStarter
+from agentrl.sandbox.bubblewrap.start import SUPERVISOR_FOLDER, BubblewrapStarter
+from agentrl.sandbox.bubblewrap.usage import find_control_groups
 from agentrl.sandbox.types import Limits
 
 _UIDS = UserIds()

@@ -21,8 +21,7 @@ from agentrl.servers.embedded.batching import Chunk, Pace, Piece, RowTable, buil
 from agentrl.servers.embedded.cache import KVCache
 from agentrl.servers.embedded.model import Transformer
 from agentrl.servers.embedded.sampler import Penalties, SampleBatch, mix_seed, sample
-from agentrl.servers.embedded.sequences import EngineSequence, ending, make_sequence
-from agentrl.servers.embedded.text import TextCodec
+from agentrl.servers.embedded.sequences import EngineSequence, TextCodec, ending, make_sequence
 from agentrl.servers.engine import EngineRequest, Finish, Sink
 
 _WORTH_WAITING: Final = 32

@@ -22,11 +22,10 @@ from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.embedded.cache import KVCache, plan_rows
 from agentrl.servers.embedded.core import Core
 from agentrl.servers.embedded.faults import SGLangFault
-from agentrl.servers.embedded.gate import Aborts, Gate
 from agentrl.servers.embedded.model import Transformer
+from agentrl.servers.embedded.sequences import TextCodec
 from agentrl.servers.embedded.spec import read_spec
-from agentrl.servers.embedded.text import TextCodec
-from agentrl.servers.embedded.updating import GroupUpdates, WeightUpdates
+from agentrl.servers.embedded.updating import Aborts, Gate, GroupUpdates, WeightUpdates
 from agentrl.servers.embedded.weights import Weights, build_weights, load_weights
 from agentrl.servers.engine import ControlReply, EngineInfo, EngineLoad, EnginePauseMode, EngineRequest, Sink
 

@@ -17,12 +17,10 @@ from aiohttp.typedefs import Handler
 
 from agentrl.errors import RequestRejected
 from agentrl.servers.engine import InferenceEngine
-from agentrl.servers.http.control import ControlRoutes, GroupRoutes
+from agentrl.servers.http.control import ControlRoutes, GroupRoutes, InfoRoutes
 from agentrl.servers.http.errors import error_reply, json_reply, openai_error, refusal
 from agentrl.servers.http.generate import GenerateRoute
-from agentrl.servers.http.guard import BODY_S, AllowedOrigins, Refusal, guard
-from agentrl.servers.http.info import InfoRoutes
-from agentrl.servers.listening import Connections
+from agentrl.servers.listening import BODY_S, AllowedOrigins, Connections, Refusal, guard
 
 _MAX_BODY_BYTES: Final = 32 * 2**20
 _OPENAI: Final = "/v1/"

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from agentrl.errors import ConfigError
 from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
-from agentrl.servers.http.guard import AllowedOrigins
+from agentrl.servers.listening import AllowedOrigins
 from agentrl.servers.serve import serving
 from tests.support.tiny import tiny_checkpoint
 

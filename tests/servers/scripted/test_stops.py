@@ -16,8 +16,7 @@ from agentrl.client import Client, EpisodeSettings, PolicyBackend, SamplingConfi
 from agentrl.errors import ConfigError, RequestRejected
 from agentrl.inference.backend import GenerateRequest, Generation, SamplingParams
 from agentrl.inference.sglang.server import SGLangServer
-from agentrl.servers.embedded.sequences import ending, make_sequence
-from agentrl.servers.embedded.text import TextCodec
+from agentrl.servers.embedded.sequences import TextCodec, ending, make_sequence
 from agentrl.servers.engine import EngineRequest, EngineSampling, Finish, RequestProgress
 from agentrl.servers.scripted.http import serve_scripted
 from agentrl.servers.scripted.script import End, ReplyText, end_of

@@ -95,6 +95,12 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "ended by a limit: `turn_limit`, `token_limit`, `context_limit`, or a `deadline` of the policy's doing",
         ),
         ("workflow.NAME", "as recorded", "mean of what `client.record(NAME=...)` recorded, over the episodes that did"),
+        (
+            "workflow.gateway.NAME",
+            "requests",
+            "mean number with an ignored field (`ignored.FIELD`), or that joined an earlier one (`joined_retries`)",
+        ),
+        ("workflow.resent.CHANGE", "answers", "mean number that clients over HTTP sent back rewritten, and were restored"),
         ("workflow.unsupported_misses", "answers", "mean number that miss what `sampling.unsupported: prompt` asked for"),
         ("staleness_mean", "versions", "over the trained tokens of the batch"),
         ("staleness_p50", "versions", "median of the same"),

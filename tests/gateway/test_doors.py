@@ -382,3 +382,16 @@ async def test_a_response_continues_an_earlier_one_of_its_episode_by_its_id_and_
     trajectory = client.close(StopReason.COMPLETED, 1.0)
     assert [turn.parent for turn in trajectory.turns] == [None, 0]
     verify(trajectory)
+
+
+async def test_tokens_are_counted_as_the_call_itself_counts_them_and_nothing_is_sent():
+    client, policy = scripted_client(["a"])
+    body = {"model": "policy", "messages": HI, "max_tokens": 100}
+    async with client.served() as door, aiohttp.ClientSession() as http:
+        async with http.post(f"{door.url}/v1/messages/count_tokens", json=body) as response:
+            counted = await response.json()
+        assert not policy.calls
+        async with http.post(f"{door.url}/v1/messages", json=body) as response:
+            usage = (await response.json())["usage"]
+    assert counted == {"input_tokens": usage["input_tokens"]}
+    assert len(client.turns) == 1

@@ -8,6 +8,8 @@ from typing import Final
 from agentrl.gateway.dialect import Dialect
 from agentrl.gateway.dialects import ChatDialect, MessagesDialect, ResponsesDialect
 
+COUNT_ROUTE: Final = "messages/count_tokens"
+"""The route that takes the body of a call and answers the number of its tokens."""
 _DIALECTS: Final[Mapping[str, Dialect]] = {
     "chat/completions": ChatDialect(),
     "responses": ResponsesDialect(),
@@ -16,8 +18,8 @@ _DIALECTS: Final[Mapping[str, Dialect]] = {
 
 
 def dialect_of_path(route: str) -> Dialect | None:
-    """Return the dialect of a route without `/v1`; None: no call is made there."""
-    return _DIALECTS.get(route)
+    """Return the dialect of a route without `/v1`; None: its bodies are of no dialect."""
+    return _DIALECTS.get("messages" if route == COUNT_ROUTE else route)
 
 
 def served_dialects() -> Sequence[Dialect]:

@@ -27,7 +27,7 @@ from agentrl.errors import AgentRLError
 from agentrl.gateway.body import CallRefused, code_of, status_of
 from agentrl.gateway.dialect import Dialect, DialectCall, EventWriter
 from agentrl.gateway.sessions.calls import SharedCall
-from agentrl.gateway.sessions.dialects import dialect_of_path, served_dialects, served_routes
+from agentrl.gateway.sessions.dialects import COUNT_ROUTE, dialect_of_path, served_dialects, served_routes
 from agentrl.gateway.sessions.session import EpisodeSession
 from agentrl.servers.http.errors import json_reply
 from agentrl.servers.listening import Connections, Refusal, guard, listening
@@ -111,6 +111,9 @@ class DoorServer:
         dialect = dialect_of_path(place.route)
         if dialect is not None:
             _check_method(request, "POST")
+            if place.route == COUNT_ROUTE:
+                tokens = session.count_tokens(dialect.read(await request.read(), session.store))
+                return json_reply({"input_tokens": tokens})
             return await _answer_model_call(request, dialect, session, _speaker(request, session, place))
         return _answer_other(request, place.route)
 

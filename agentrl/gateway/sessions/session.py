@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 import anyio
 import orjson
@@ -25,6 +25,7 @@ from agentrl.gateway.sessions.calls import RecentCalls, SharedCall
 from agentrl.gateway.sessions.dialects import served_dialects
 from agentrl.gateway.sessions.matching import ResentHistory
 from agentrl.servers.http.errors import decode_body
+from agentrl.tokens.template.rendering import ToolSchemas
 from agentrl.types import Speaker
 
 JOINED_METRIC: Final = "gateway.joined_retries"
@@ -73,6 +74,12 @@ class EpisodeSession:
         self._recent.add(identity, found)
         self._send.send_nowait(found)
         return found
+
+    def count_tokens(self, call: DialectCall) -> int:
+        """Return the number of tokens that the prompt of a call has; nothing is sent."""
+        tools = cast("ToolSchemas | None", call.arguments.get("tools"))
+        messages = self._history.restored(call.messages, tools)
+        return self.client.graph.prepare(messages, tools, self.client.speaker.branch).context.size
 
     def reward(self, body: bytes) -> None:
         """Set the reward of one answer, or the final one, as `{"reward": 1.0, "response_id": "chatcmpl-..."}` says.

@@ -43,6 +43,8 @@ class ClientProgram:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     prepare: Callable[[Path, Door], None] = _nothing
     """Writes the files of the client's configuration into its home."""
+    forced_calls: bool = False
+    """Whether it demands a tool call, which a run file has to allow (`sampling.unsupported: prompt`)."""
     branches: int = 1
     forks: Mapping[str, int] = field(default_factory=dict[str, int])
     """Forks of a linear run, by reason."""
@@ -140,6 +142,7 @@ PYTHON_CLIENTS: Final = (
         "smolagents_agent.py",
         "",
         "chat",
+        forced_calls=True,
         replies=(*SDK_REPLIES[:2], tool_call("final_answer", json.dumps({"answer": ANSWER}))),
     ),
     _python(

@@ -15,20 +15,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
 import aiohttp
 import anyio
 
-from agentrl.client import Client, Door
+from agentrl.client import Client, Door, EpisodeSettings, PolicyBackend
 from agentrl.concurrency import task_group
 from agentrl.servers.scripted.script import Hold, ScriptedCall, ScriptedReply
 from agentrl.servers.scripted.server import ScriptedServer
-from agentrl.testing.policy import plain_tokenizer
+from agentrl.testing.policy import UNLIMITED, plain_tokenizer
 from agentrl.tokens.verify import verify
 from agentrl.types import StopReason, Trajectory
 from tests.clients.catalog import ANSWER, TASK, ClientProgram
 from tests.clients.wire import Wire, open_wire
-from tests.support.doors import client_of
 from tests.support.scripted import pool_of, publication
 
 DEADLINE_S = 300
@@ -93,7 +93,9 @@ async def play(program: ClientProgram, folder: Path) -> Played:
     )
     with anyio.fail_after(DEADLINE_S):
         async with pool_of(server, request_timeout_s=DEADLINE_S) as pool:
-            client = client_of(pool)
+            sampling = UNLIMITED.model_copy(update={"unsupported": "prompt" if program.forced_calls else "refuse"})
+            settings = EpisodeSettings(episode_id=uuid4().hex, task_id=program.name)
+            client = Client(PolicyBackend(pool, plain.renderer, sampling, settings))
             async with client.served() as real, open_wire(int(real.server_url.rpartition(":")[2])) as wire:
                 door = replace(real, server_url=f"http://127.0.0.1:{wire.port}")
 

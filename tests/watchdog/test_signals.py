@@ -122,25 +122,6 @@ def test_one_interrupt_ends_a_blocked_run(tmp_path: Path, checkpoint: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_workflow_that_ignores_an_interrupt_cannot_keep_a_run(tmp_path: Path, checkpoint: Path) -> None:
-    write_run(tmp_path, checkpoint)
-    (tmp_path / "my_agent.py").write_text(KEEPING.format(line="await anyio.sleep(1000)"))
-    with started(tmp_path, AGENTRL, "train", "run.yaml") as process:
-        read_until(process, "going on")
-        below = watches(children(process.pid))
-        said = ended(process, [signal.SIGINT])
-        gone = all_gone(below)
-    assert process.returncode == 130, said
-    assert "Interrupted in the middle of a workflow that does not end when it is cancelled" in said
-    assert "my_agent.py:9 in solve: await anyio.sleep(1000)" in said
-    assert "Results so far are in runs/small/." in said
-    assert "Traceback" not in said
-    assert len(below) == 2
-    assert gone
-    assert json.loads((tmp_path / SUMMARY).read_text())["error"] == "Interrupted"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "line", "number"),
     [
@@ -213,19 +194,6 @@ def test_sigterm_writes_the_summary_and_ends_the_servers_also_where_interrupts_a
     assert summary["train_steps"] >= 2
     assert summary["checkpoint"] == f"runs/small/checkpoints/step-{summary['train_steps']:06d}"
     assert (tmp_path / summary["checkpoint"] / "trainer.json").is_file()
-
-
-def test_an_interrupted_evaluation_that_blocks_says_that_there_are_no_results(tmp_path: Path, checkpoint: Path) -> None:
-    write_run(tmp_path, checkpoint)
-    (tmp_path / "my_agent.py").write_text(BLOCKING)
-    with started(tmp_path, AGENTRL, "eval", "run.yaml", "--episodes", "8") as process:
-        read_until(process, "blocking")
-        process.send_signal(signal.SIGINT)
-        said = read_until(process, "An interrupted evaluation")
-        said += ended(process, [signal.SIGTERM, signal.SIGINT])
-    assert process.returncode == 130, said
-    assert "An interrupted evaluation has no results." in said
-    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])

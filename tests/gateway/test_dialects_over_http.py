@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import anyio
 import openai
 import pytest
 from openai.types.responses import Response
 from tokenizers import Tokenizer
 
+from agentrl.client import SamplingConfig
 from agentrl.servers.scripted.script import ScriptedCall
-from tests.support.gateway import MODEL, Served, script_engine, served
+from tests.support.gateway import MODEL, Served, model_engine, script_engine, served
 
 CALLING = '<think>\nI add.\n</think>\n\nLet me see.\n<tool_call>\n{"name": "calc", "arguments": {"a": 1.0}}\n</tool_call>'
 PATCHING = '<tool_call>\n{"name": "patch", "arguments": {"input": "*** é"}}\n</tool_call>'
@@ -233,3 +235,63 @@ async def test_wrong_responses_are_refused_by_name(checkpoint: Path) -> None:
         with pytest.raises(openai.BadRequestError):
             await server.openai.responses.create(model=MODEL, input="x", stream=True, background=True)
     assert prompts == []
+
+
+BROKEN = [b"", b"{", b"[1]", b"\xff", b'{"a": "\\ud800"}', b"[" * 100_000, b'{"a":' * 100_000]
+
+
+async def test_a_body_that_is_no_json_object_is_refused(checkpoint: Path) -> None:
+    async with scripted(checkpoint, "2") as (server, _):
+        for body in BROKEN:
+            for path in ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens"):
+                headers = {"Content-Type": "application/json"}
+                async with server.session.post(server.url + path, data=body, headers=headers) as reply:
+                    assert (reply.status, "message" in (await reply.json())["error"]) == (400, True), body[:9]
+
+
+async def test_a_key_may_come_as_either_kind_of_client_sends_it(checkpoint: Path) -> None:
+    async with served(script_engine(checkpoint, lambda call: "2"), checkpoint, api_key="secret") as server:
+        body: dict[str, Any] = {"max_tokens": 8, "messages": HI}
+        right, wrong = [await server.post("/v1/messages", body, headers={"x-api-key": key}) for key in ("secret", "other")]
+        async with anthropic.AsyncAnthropic(base_url=server.url, api_key="other", max_retries=0) as client:
+            with pytest.raises(anthropic.AuthenticationError):
+                await client.messages.create(model=MODEL, **body)
+    assert right[0] == 200
+    assert (wrong[0], wrong[1]["type"], wrong[1]["error"]["type"]) == (401, "error", "authentication_error")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_disconnects_aborts_what_its_message_samples(checkpoint: Path, stream: bool) -> None:
+    async with served(model_engine(checkpoint, turn_s=0), checkpoint) as server:
+        body = {"messages": HI, "max_tokens": 4000, "stream": stream}
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(server.post, "/v1/messages", body)
+                while not (await server.get("/v1/loads"))[1]["loads"][0]["num_running_reqs"]:
+                    pass
+                tasks.cancel_scope.cancel()
+            while (await server.get("/v1/loads"))[1]["loads"][0]["num_running_reqs"]:
+                pass
+
+
+async def test_a_demand_is_put_into_the_prompt_where_the_server_is_told_to(checkpoint: Path) -> None:
+    sampling, prompts = SamplingConfig(unsupported="prompt"), list[str]()
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+
+    def reply(call: ScriptedCall) -> str:
+        prompts.append(tokenizer.decode(call.input_ids.tolist(), skip_special_tokens=False))
+        return '{"n": 1}'
+
+    schema: Any = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    async with served(script_engine(checkpoint, reply), checkpoint, sampling=sampling) as server, claude(server) as client:
+        form: Any = {"format": {"type": "json_schema", "name": "out", "schema": schema}}
+        await server.openai.responses.create(model=MODEL, input="Hi", text=form)
+        await client.messages.create(
+            model=MODEL, max_tokens=8, messages=HI, output_config={"format": {"type": "json_schema", "schema": schema}}
+        )
+        await client.messages.create(
+            model=MODEL, max_tokens=64, messages=HI, tools=[BLOCK_CALC], tool_choice={"type": "any"}
+        )
+    assert "It must fit this JSON schema" in prompts[0]
+    assert "It must fit this JSON schema" in prompts[1]
+    assert "Answer with a tool call." in prompts[2]

@@ -6,9 +6,10 @@ import io
 from typing import Any
 
 import aiohttp
+import anyio
 import pytest
 
-from agentrl.errors import InvariantError
+from agentrl.errors import InvariantError, WorkflowError
 from agentrl.inference.backend import GenerateRequest, Generation
 from agentrl.servers.scripted.server import ScriptedServer
 from tests.support.doors import HI, client_of, scripted_client, scripted_server
@@ -106,3 +107,14 @@ async def test_an_error_that_ends_the_run_is_raised_where_the_door_was_opened():
     with pytest.raises(InvariantError, match="contradicts"):
         await ask()
     assert not client.turns
+
+
+def test_a_door_under_another_event_loop_than_that_of_asyncio_is_refused_by_name():
+    client, _ = scripted_client([])
+
+    async def open_door() -> None:
+        async with client.served():
+            pass
+
+    with pytest.raises(WorkflowError, match="asyncio"):
+        anyio.run(open_door, backend="trio")

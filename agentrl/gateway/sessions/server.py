@@ -7,6 +7,7 @@ open, on loopback; it ends with the last door.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import secrets
@@ -23,7 +24,7 @@ from anyio.lowlevel import RunVar
 from agentrl.client import Client, Door
 from agentrl.client.backend import Answer, Delta, Piece
 from agentrl.concurrency import task_group
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, WorkflowError
 from agentrl.gateway.body import CallRefused, code_of, status_of
 from agentrl.gateway.dialect import Dialect, DialectCall, EventWriter
 from agentrl.gateway.sessions.calls import SharedCall
@@ -121,6 +122,10 @@ class DoorServer:
 @asynccontextmanager
 async def open_door(client: Client) -> AsyncGenerator[Door]:
     """Yield a door to the episode of `client`; see `Client.served`."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise WorkflowError("client.served needs the event loop of asyncio, got another one; run under asyncio") from None
     async with task_group() as tasks, _shared_server() as (server, url):
         session = EpisodeSession(client)
         tasks.start_soon(session.run)

@@ -73,8 +73,9 @@ test-envs: setup envs-install browser-install  ## run the tests of environments 
 test-frameworks: setup frameworks-install  ## run the agents of other frameworks (examples/frameworks), which are installed first
 	$(BIN)/python -m pytest -m frameworks tests
 
-test-clients: setup clients-install  ## run real clients (Codex, Claude Code, SDKs) against an episode's door; they are installed first
+test-clients: setup clients-install  ## play episodes with real clients (Codex, Claude Code, SDKs), which are installed first; writes their table
 	$(BIN)/python -m pytest -m clients --numprocesses $(JOBS) --dist worksteal tests
+	$(BIN)/python -m tests.clients.table
 
 test-ray: setup  ## run the tests of the Ray launcher on a cluster of three nodes on this machine; Ray is installed first
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[ray]'

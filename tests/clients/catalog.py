@@ -33,7 +33,7 @@ class ClientProgram:
 
     client: str
     package: str
-    """The name by which the pins know it."""
+    """The installer and the name by which the pins know it."""
     dialect: DialectName
     mode: str = ""
     command: Sequence[str]
@@ -116,43 +116,40 @@ def _python(
 
 
 PYTHON_CLIENTS: Final = (
-    _python("openai", "openai", "openai_sdk.py", "chat", "chat"),
-    _python("openai", "openai", "openai_sdk.py", "chat-stream", "chat"),
-    _python("openai", "openai", "openai_sdk.py", "responses", "responses"),
-    _python("openai", "openai", "openai_sdk.py", "responses-stream", "responses"),
-    _python("openai", "openai", "openai_sdk.py", "responses-by-id", "responses"),
-    _python("anthropic", "anthropic", "anthropic_sdk.py", "loop", "messages"),
-    _python("anthropic", "anthropic", "anthropic_sdk.py", "stream", "messages"),
-    _python("anthropic", "anthropic", "anthropic_sdk.py", "runner", "messages"),
-    _python("openai-agents", "openai-agents", "openai_agents_sdk.py", "responses", "responses"),
-    _python("openai-agents", "openai-agents", "openai_agents_sdk.py", "stream", "responses"),
-    _python("openai-agents", "openai-agents", "openai_agents_sdk.py", "by-id", "responses"),
-    _python("openai-agents", "openai-agents", "openai_agents_sdk.py", "chat", "chat"),
-    _python("pydantic-ai", "pydantic-ai-slim", "pydantic_ai_agent.py", "chat", "chat"),
-    _python("pydantic-ai", "pydantic-ai-slim", "pydantic_ai_agent.py", "responses", "responses"),
-    _python("pydantic-ai", "pydantic-ai-slim", "pydantic_ai_agent.py", "messages", "messages"),
-    _python("langchain-openai", "langchain-openai", "langchain_agent.py", "chat", "chat"),
-    _python("langchain-openai", "langchain-openai", "langchain_agent.py", "chat-stream", "chat"),
-    _python("langchain-openai", "langchain-openai", "langchain_agent.py", "responses", "responses"),
-    _python("litellm", "litellm", "litellm_loop.py", "chat", "chat", openai=2),
-    _python("litellm", "litellm", "litellm_loop.py", "chat-stream", "chat", openai=2),
+    _python("openai", "pip openai", "openai_sdk.py", "chat", "chat"),
+    _python("openai", "pip openai", "openai_sdk.py", "chat-stream", "chat"),
+    _python("openai", "pip openai", "openai_sdk.py", "responses", "responses"),
+    _python("openai", "pip openai", "openai_sdk.py", "responses-stream", "responses"),
+    _python("openai", "pip openai", "openai_sdk.py", "responses-by-id", "responses"),
+    _python("anthropic", "pip anthropic", "anthropic_sdk.py", "loop", "messages"),
+    _python("anthropic", "pip anthropic", "anthropic_sdk.py", "stream", "messages"),
+    _python("anthropic", "pip anthropic", "anthropic_sdk.py", "runner", "messages"),
+    _python("openai-agents", "pip openai-agents", "openai_agents_sdk.py", "responses", "responses"),
+    _python("openai-agents", "pip openai-agents", "openai_agents_sdk.py", "stream", "responses"),
+    _python("openai-agents", "pip openai-agents", "openai_agents_sdk.py", "by-id", "responses"),
+    _python("openai-agents", "pip openai-agents", "openai_agents_sdk.py", "chat", "chat"),
+    _python("pydantic-ai", "pip pydantic-ai-slim", "pydantic_ai_agent.py", "chat", "chat"),
+    _python("pydantic-ai", "pip pydantic-ai-slim", "pydantic_ai_agent.py", "responses", "responses"),
+    _python("pydantic-ai", "pip pydantic-ai-slim", "pydantic_ai_agent.py", "messages", "messages"),
+    _python("langchain-openai", "pip langchain-openai", "langchain_agent.py", "chat", "chat"),
+    _python("langchain-openai", "pip langchain-openai", "langchain_agent.py", "chat-stream", "chat"),
+    _python("langchain-openai", "pip langchain-openai", "langchain_agent.py", "responses", "responses"),
+    _python("litellm", "pip litellm", "litellm_loop.py", "chat", "chat", openai=2),
+    _python("litellm", "pip litellm", "litellm_loop.py", "chat-stream", "chat", openai=2),
     _python(
         "smolagents",
-        "smolagents",
+        "pip smolagents",
         "smolagents_agent.py",
         "",
         "chat",
         forced_calls=True,
+        branches=3,
+        forks={"new_conversation": 2},
+        why="It sends its own calls back as text of its own words, so no later request holds what the model wrote.",
         replies=(*SDK_REPLIES[:2], tool_call("final_answer", json.dumps({"answer": ANSWER}))),
     ),
     _python(
-        "claude-agent-sdk",
-        "claude-agent-sdk",
-        "claude_agent.py",
-        "",
-        "messages",
-        replies=CLAUDE_REPLIES,
-        environment=LEAN_CLAUDE,
+        "claude-agent-sdk", "pip claude-agent-sdk", "claude_agent.py", "", "messages", replies=CLAUDE_REPLIES, environment=LEAN_CLAUDE
     ),
 )
 
@@ -238,20 +235,20 @@ def _pi(mode: DialectName) -> ClientProgram:
     command = ("pi", "-p", "--provider", mode, "--model", "policy")
     settings = {"PI_CODING_AGENT_DIR": "../home", "PI_OFFLINE": "1"}
     replies = replies_of("bash", "command", '"timeout" : 6.0e1 , ')
-    return _node("pi", "@mariozechner/pi-coding-agent", command, mode, mode, replies, settings, _pi_settings)
+    return _node("pi", "npm @mariozechner/pi-coding-agent", command, mode, mode, replies, settings, _pi_settings)
 
 
 TYPESCRIPT_CLIENTS: Final = (
-    _typescript("ai SDK", "ai", "chat", "chat"),
-    _typescript("ai SDK", "ai", "chat-stream", "chat"),
-    _typescript("ai SDK", "ai", "responses", "responses"),
-    _typescript("ai SDK", "ai", "messages", "messages"),
-    _typescript("openai (npm)", "openai", "run-tools", "chat"),
+    _typescript("AI SDK", "npm ai", "chat", "chat"),
+    _typescript("AI SDK", "npm ai", "chat-stream", "chat"),
+    _typescript("AI SDK", "npm ai", "responses", "responses"),
+    _typescript("AI SDK", "npm ai", "messages", "messages"),
+    _typescript("openai for JavaScript", "npm openai", "run-tools", "chat"),
 )
 PROGRAM_CLIENTS: Final = (
     ClientProgram(
         client="mini-swe-agent",
-        package="mini-swe-agent",
+        package="pip mini-swe-agent",
         dialect="chat",
         command=(
             str(ROOT / ".clients-venv" / "openai2" / "bin" / "mini"),
@@ -270,7 +267,7 @@ PROGRAM_CLIENTS: Final = (
     ),
     _node(
         "Codex",
-        "@openai/codex",
+        "npm @openai/codex",
         ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
         "",
         "responses",
@@ -280,7 +277,7 @@ PROGRAM_CLIENTS: Final = (
     ),
     _node(
         "Claude Code",
-        "@anthropic-ai/claude-code",
+        "npm @anthropic-ai/claude-code",
         ("claude", "--model", "policy", "--dangerously-skip-permissions", "--max-turns", "8", "-p"),
         "",
         "messages",
@@ -290,7 +287,7 @@ PROGRAM_CLIENTS: Final = (
     ),
     _node(
         "opencode",
-        "opencode-ai",
+        "npm opencode-ai",
         ("opencode", "run", "--title", "fixed", "-m", "door/policy"),
         "",
         "chat",

@@ -65,6 +65,11 @@ class Played:
         return len(verify(self.trajectory))
 
     @property
+    def ignored(self) -> list[str]:
+        """Fields of its requests that have no effect."""
+        return sorted(name.removeprefix("gateway.ignored.") for name in self.metrics if name.startswith("gateway.ignored."))
+
+    @property
     def resent(self) -> list[str]:
         """The ways in which the client rewrote answers that it sent back."""
         return sorted(name.removeprefix("resent.") for name in self.metrics if name.startswith("resent."))

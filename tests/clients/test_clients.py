@@ -9,6 +9,7 @@ import pytest
 from agentrl.tokens.verify import verify
 from tests.clients.catalog import ANSWER, CLIENTS, CONTENT, ClientProgram
 from tests.clients.harness import CUT_AT, evidence, play
+from tests.clients.table import leave_row
 
 pytestmark = [pytest.mark.clients, pytest.mark.processes]
 
@@ -37,3 +38,4 @@ async def test_a_client_does_its_work_and_its_episode_is_recorded_exactly(progra
     assert [(span.start, span.version) for span in turns[1].spans] == [(0, 0), (CUT_AT, 1)], shown
     assert [turn.reward for turn in turns] == [None, 0.25, *[None] * (len(turns) - 2)], shown
     assert played.trajectory.final_reward == 1.0, shown
+    leave_row(played)

@@ -13,6 +13,7 @@ import pytest
 from agentrl.client import Door
 from agentrl.client.backend import Answer, AskedCall
 from agentrl.gateway.sessions.calls import RecentCalls, SharedCall
+from agentrl.gateway.sessions.session import IGNORED_METRIC, MAX_IGNORED
 from agentrl.servers.scripted.script import Hold, ScriptedReply
 from agentrl.tokens.verify import verify
 from agentrl.types import Speaker, StopReason
@@ -395,3 +396,15 @@ async def test_tokens_are_counted_as_the_call_itself_counts_them_and_nothing_is_
             usage = (await response.json())["usage"]
     assert counted == {"input_tokens": usage["input_tokens"]}
     assert len(client.turns) == 1
+
+
+async def test_a_client_cannot_fill_the_metrics_of_an_episode_with_names_of_its_own():
+    client, _ = scripted_client(["a"])
+    body = {"messages": HI, **{f"unknown_{number}" + "x" * 1000: True for number in range(1000)}}
+    async with client.served() as door, aiohttp.ClientSession() as http:
+        async with http.post(f"{door.base_url}/chat/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+    ignored = {name: count for name, count in client.episode.metrics.items() if name.startswith(IGNORED_METRIC)}
+    assert len(ignored) == MAX_IGNORED + 1
+    assert max(map(len, ignored)) < 150
+    assert ignored[IGNORED_METRIC + "other"] == 1000 - MAX_IGNORED

@@ -32,6 +32,9 @@ JOINED_METRIC: Final = "gateway.joined_retries"
 """Requests that got the answer of an earlier one: a repetition whose first call ran, or whose answer did not arrive."""
 IGNORED_METRIC: Final = "gateway.ignored."
 """The metric `gateway.ignored.FIELD`: requests with a field that has no effect."""
+MAX_IGNORED: Final = 64
+"""Fields of an episode that are counted by name; further ones count as `gateway.ignored.other`."""
+_MAX_FIELD_NAME: Final = 100
 _NOT_OF_THE_CALL: Final = frozenset({"stream", "stream_options"})
 """Fields that a client may change when it repeats a request."""
 
@@ -48,6 +51,7 @@ class EpisodeSession:
         self.store = ItemStore()
         """What the responses of the episode are kept in, for calls that name them by id."""
         self._recent = RecentCalls()
+        self._ignored: set[str] = set()
         self._history = ResentHistory(client.episode.turns, client.episode.metrics)
         self._send, self._receive = anyio.create_memory_object_stream[SharedCall](math.inf)
 
@@ -65,7 +69,7 @@ class EpisodeSession:
             self._count(JOINED_METRIC)
             return found
         for name in call.ignored:
-            self._count(IGNORED_METRIC + name)
+            self._count_ignored(name)
         messages = self._history.restored(call.messages, call.arguments.get("tools"))
         arguments = call.arguments if call.model is None else {"model": call.model, **call.arguments}
         asked = AskedCall(messages, arguments, speaker, self.client.timeout)
@@ -125,6 +129,13 @@ class EpisodeSession:
             present = episode.turns[turn].reward
             raise CallRefused(f"the answer {answer} has the reward {present} already; a reward is set once", status=409)
         episode.reward_turn(turn, value, self.client.speaker.branch)
+
+    def _count_ignored(self, field: str) -> None:
+        if field not in self._ignored and len(self._ignored) >= MAX_IGNORED:
+            field = "other"
+        else:
+            self._ignored.add(field)
+        self._count(IGNORED_METRIC + field[:_MAX_FIELD_NAME])
 
     def _count(self, name: str) -> None:
         metrics = self.client.episode.metrics

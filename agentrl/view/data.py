@@ -23,7 +23,7 @@ from agentrl.runs.run_lock import is_locked
 from agentrl.types import JsonValue
 from agentrl.view.episode import episode_json
 from agentrl.view.metric_names import describe_metrics
-from agentrl.view.records import trained_ages
+from agentrl.view.token_ages import trained_ages
 
 Item = TypeVar("Item")
 _HEADER: Final = b'{"format":'

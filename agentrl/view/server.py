@@ -24,11 +24,11 @@ from aiohttp import web
 from agentrl.errors import ConfigError
 from agentrl.servers.listening import names_loopback
 from agentrl.types import JsonValue
-from agentrl.view.comparison import comparison_json
 from agentrl.view.data import Place, RunData
 from agentrl.view.document import document
-from agentrl.view.search import search_texts
+from agentrl.view.episode_search import search_texts
 from agentrl.view.turns import ReadersFirst
+from agentrl.view.two_runs import comparison_json
 
 _HOST: Final = "127.0.0.1"
 _SHUTDOWN_S: Final = 1.0

@@ -20,7 +20,7 @@ MAX_PAGE_COLUMNS = 120
 MAX_README_LINES = 90
 MAX_DOCSTRING_LINES_PER_CODE_LINE = 0.26
 """Of `agentrl`, attribute docstrings included. It may only fall; 0.25 is the aim."""
-MAX_SHARED_FILE_NAMES = 55
+MAX_SHARED_FILE_NAMES = 44
 """Names that several files have, `config.py` and those that Python demands left out. It may only fall."""
 COMMON_FILE_NAMES = frozenset({"__init__.py", "__main__.py", "config.py"})
 WITHOUT_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)

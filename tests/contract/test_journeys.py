@@ -28,8 +28,8 @@ from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
-from agentrl.servers.scripted.http import serve_scripted
 from agentrl.servers.scripted.script import Script
+from agentrl.servers.scripted.socket_server import serve_scripted
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.config import TrainerConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.view.search import search_texts
+from agentrl.view.episode_search import search_texts
 from agentrl.view.turns import ReadersFirst
 
 PATIENCE_S = 300

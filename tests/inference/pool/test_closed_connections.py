@@ -14,8 +14,8 @@ from agentrl.inference.backend import Probe, UpdateReport
 from agentrl.inference.pool.members import State
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import SGLangServer
-from agentrl.servers.scripted.http import serve_scripted
 from agentrl.servers.scripted.server import ScriptedServer, scripted_logprobs
+from agentrl.servers.scripted.socket_server import serve_scripted
 from agentrl.weights.disk import publish
 from agentrl.weights.tensors import RawTensor
 from tests.support.scripted import VOCAB, pool_of

@@ -13,8 +13,8 @@ from agentrl.errors import ConfigError, InvariantError, ServerTimeout, ServerUna
 from agentrl.inference.sglang.server import GroupCalls
 from agentrl.inference.sglang.transport import Control, Transport
 from agentrl.inference.sglang.wire import ServerInfo
-from agentrl.servers.scripted.http import ScriptedHTTP, serve_scripted
 from agentrl.servers.scripted.server import Fault, ScriptedServer
+from agentrl.servers.scripted.socket_server import ScriptedHTTP, serve_scripted
 from agentrl.weights.types import GroupAddress, Manifest, TensorSpec, scripted_checksums
 from tests.support.impatient import Impatient
 from tests.support.scripted import VOCAB, in_virtual_time, request

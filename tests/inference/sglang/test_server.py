@@ -27,7 +27,6 @@ from agentrl.errors import (
 )
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.sglang.server import SGLangServer
-from agentrl.servers.scripted.http import ScriptedHTTP, serve_scripted
 from agentrl.servers.scripted.server import (
     Fault,
     Hold,
@@ -36,6 +35,7 @@ from agentrl.servers.scripted.server import (
     ScriptedServer,
     scripted_logprobs,
 )
+from agentrl.servers.scripted.socket_server import ScriptedHTTP, serve_scripted
 from agentrl.types import StopReason
 from agentrl.weights.types import Publication
 from tests.support.impatient import Impatient

@@ -18,9 +18,9 @@ from agentrl.inference.backend import GenerateRequest, Generation, SamplingParam
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.servers.embedded.sequences import TextCodec, ending, make_sequence
 from agentrl.servers.engine import EngineRequest, EngineSampling, Finish, RequestProgress
-from agentrl.servers.scripted.http import serve_scripted
 from agentrl.servers.scripted.script import End, ReplyText, end_of
 from agentrl.servers.scripted.server import Fault, Script, ScriptedReply, ScriptedServer
+from agentrl.servers.scripted.socket_server import serve_scripted
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason
 from tests.rollout.harness import make_renderer

@@ -401,9 +401,12 @@ async def test_tokens_are_counted_as_the_call_itself_counts_them_and_nothing_is_
 async def test_a_client_cannot_fill_the_metrics_of_an_episode_with_names_of_its_own():
     client, _ = scripted_client(["a"])
     body = {"messages": HI, **{f"unknown_{number}" + "x" * 1000: True for number in range(1000)}}
-    async with client.served() as door, aiohttp.ClientSession() as http:
-        async with http.post(f"{door.base_url}/chat/completions", json=body) as response:
-            assert response.status == 200, await response.text()
+    async with (
+        client.served() as door,
+        aiohttp.ClientSession() as http,
+        http.post(f"{door.base_url}/chat/completions", json=body) as response,
+    ):
+        assert response.status == 200, await response.text()
     ignored = {name: count for name, count in client.episode.metrics.items() if name.startswith(IGNORED_METRIC)}
     assert len(ignored) == MAX_IGNORED + 1
     assert max(map(len, ignored)) < 150

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -60,65 +60,39 @@ def serve_command(
         allow_origin: Origin of a web page that may call the OpenAI API, such as http://localhost:3000; may be repeated.
         fault: A fault of SGLang to imitate, for tests of clients; may be repeated. `sglang` stands for all of them.
     """
-    serve_checkpoint(
-        model,
-        host=host,
-        port=port,
-        device=device,
-        threads=threads,
-        max_running_requests=max_running_requests,
-        max_context_tokens=max_context_tokens,
-        api_key_env=api_key_env,
-        faults=fault,
-        served_model_name=served_model_name,
-        template_options=parse_named_values(template_option),
-        unsupported=unsupported,
-        allowed_origins=allow_origin,
-    )
-
-
-def serve_checkpoint(
-    model: Path,
-    *,
-    host: str,
-    port: int,
-    device: str,
-    threads: int,
-    max_running_requests: int,
-    max_context_tokens: int,
-    api_key_env: str | None,
-    faults: Sequence[str] = (),
-    served_model_name: str | None = None,
-    template_options: Mapping[str, bool | int | str] | None = None,
-    unsupported: Literal["refuse", "prompt"] = "refuse",
-    allowed_origins: Sequence[str] = (),
-) -> None:
-    """Serve until an interrupt ends the process; print the URL once the server answers.
-
-    Raises:
-        ConfigError: the checkpoint, the device, the address, a number or the key cannot be used, or a fault is unknown.
-    """
+    sampling, template_options = SamplingConfig(unsupported=unsupported), parse_named_values(template_option)
     if not model.is_dir():
         raise ConfigError(f"{model}: expected a local HF checkpoint (config.json, *.safetensors, tokenizer)")
-    key = None if api_key_env is None else os.environ.get(api_key_env)
-    if api_key_env is not None and not key:
-        raise ConfigError(f"--api-key-env {api_key_env}: this environment variable is not set; export it, or drop the flag")
     options = ServeOptions(
         model_path=str(model),
         host=host,
         port=port,
-        api_key=key,
+        api_key=_key_of(api_key_env),
         device=device,
         threads=threads,
         max_running_requests=max_running_requests,
         max_context_tokens=max_context_tokens,
-        faults=parse_faults(faults),
-        allowed_origins=tuple(allowed_origins),
+        faults=parse_faults(fault),
+        allowed_origins=allow_origin,
     )
+    _serve(options, served_model_name or model.resolve().name, template_options, sampling)
+
+
+def _key_of(variable: str | None) -> str | None:
+    key = None if variable is None else os.environ.get(variable)
+    if variable is not None and not key:
+        raise ConfigError(f"--api-key-env {variable}: this environment variable is not set; export it, or drop the flag")
+    return key
+
+
+def _serve(
+    options: ServeOptions, name: str, template_options: Mapping[str, bool | int | str], sampling: SamplingConfig
+) -> None:
+    """Serve until an interrupt ends the process; print the URL once the server answers."""
+    model = Path(options.model_path)
     console = Console(file=sys.stderr, soft_wrap=True, markup=False, highlight=False)
-    name = served_model_name or model.resolve().name
     try:
-        add_routes = _openai_routes(model, name, template_options or {}, SamplingConfig(unsupported=unsupported), console)
+        add_routes = _openai_routes(model, name, template_options, sampling, console)
         api = "" if add_routes is None else f"with the OpenAI API at {{}}/v1 as model {name} "
         run_server(
             options,

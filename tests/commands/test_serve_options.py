@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.commands.serve import serve_checkpoint
+from agentrl.commands.serve import serve_command
 from agentrl.errors import ConfigError
 from agentrl.servers.serve import ServeOptions, main
 
@@ -47,14 +47,5 @@ def test_the_module_ends_with_status_two_and_one_line(capsys: pytest.CaptureFixt
     ],
 )
 def test_the_command_refuses_it_before_the_model_is_loaded(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
-    options: dict[str, Any] = {
-        "host": "127.0.0.1",
-        "port": 0,
-        "device": "cpu",
-        "threads": 1,
-        "max_running_requests": 4,
-        "max_context_tokens": 64,
-        "api_key_env": None,
-    }
     with pytest.raises(ConfigError, match=re.escape(expected)):
-        serve_checkpoint(tmp_path, **(options | changes))
+        serve_command(tmp_path, **changes)

@@ -61,6 +61,10 @@ class ClientProgram:
         """The first characters of the ids of answers."""
         return ID_PREFIXES[self.dialect]
 
+    def check_installed(self) -> None:
+        """Raise `AssertionError` if the program is missing."""
+        assert Path(self.command[0]).exists(), f"{self.command[0]} is missing; run `make test-clients`, which installs it"
+
 
 def tool_call(name: str, arguments: str) -> str:
     """Return a call of a tool as the model writes it."""
@@ -149,7 +153,13 @@ PYTHON_CLIENTS: Final = (
         replies=(*SDK_REPLIES[:2], tool_call("final_answer", json.dumps({"answer": ANSWER}))),
     ),
     _python(
-        "claude-agent-sdk", "pip claude-agent-sdk", "claude_agent.py", "", "messages", replies=CLAUDE_REPLIES, environment=LEAN_CLAUDE
+        "claude-agent-sdk",
+        "pip claude-agent-sdk",
+        "claude_agent.py",
+        "",
+        "messages",
+        replies=CLAUDE_REPLIES,
+        environment=LEAN_CLAUDE,
     ),
 )
 

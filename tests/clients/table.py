@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from tests.clients.catalog import CLIENTS, ROOT, ClientProgram
@@ -47,7 +46,9 @@ def written_table() -> str:
         rows.append((program, json.loads(path.read_text())))
     lines = [_line(program, row) for program, row in rows]
     reasons = [f"- {program.client}: {program.why}\n" for program, _ in rows if program.why]
-    return HEAD + "".join(lines) + _below("More than one branch:", reasons) + _below("Fields without effect:", _ignored(rows))
+    return (
+        HEAD + "".join(lines) + _below("More than one branch:", reasons) + _below("Fields without effect:", _ignored(rows))
+    )
 
 
 @cache

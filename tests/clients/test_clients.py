@@ -21,7 +21,7 @@ def anyio_backend() -> str:
 
 @pytest.mark.parametrize("program", CLIENTS, ids=lambda program: program.name)
 async def test_a_client_does_its_work_and_its_episode_is_recorded_exactly(program: ClientProgram, tmp_path: Path) -> None:
-    assert Path(program.command[0]).exists(), f"{program.command[0]} is missing; run `make test-clients`"
+    program.check_installed()
     played = await play(program, tmp_path)
     shown = evidence(played)
     turns = played.trajectory.turns

@@ -54,7 +54,7 @@ MAX_FILES_PER_SHIPPED_UPDATE = 29
 """From `WeightPublisher.hold` until every server samples with the new weights, with the trainer in its process."""
 MAX_FILES_PER_SHIPPED_GROUP = 36
 """As `MAX_FILES_PER_GROUP`, with the trainer in its process and records of episodes."""
-MAX_FILES_PER_START = 96
+MAX_FILES_PER_START = 95
 """Driver side: from `python -m agentrl train FILE` until a workflow runs; the imports of modules do not count."""
 TURNS = 3
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'

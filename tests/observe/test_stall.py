@@ -40,8 +40,8 @@ def test_progress_moves_the_deadline() -> None:
             with pytest.raises(StallError):
                 await dog.watch()
 
+        began = anyio.current_time()
         async with anyio.create_task_group() as tasks:
-            began = anyio.current_time()
             tasks.start_soon(watch)
             for _ in range(12):
                 await anyio.sleep(5)

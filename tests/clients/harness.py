@@ -1,8 +1,8 @@
 """Plays the program of a real client against the door of an episode whose model answers from a script.
 
-The model asks for a command that writes a file, for one that reads it, and answers. Its second reply is cut by an update of
-the weights in its middle, and the connection of the third one breaks before a byte of the answer has come, so that the
-client has to ask again.
+The model asks for a command that writes a file, for one that reads it, and answers. Either its second reply is cut by an
+update of the weights in its middle, and the connection of the third call breaks before a byte of the answer has come; or the
+second answer is lost on its way. The client has to ask again.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import os
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 from uuid import uuid4
 
 import aiohttp
@@ -27,10 +28,14 @@ from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.testing.policy import UNLIMITED, plain_tokenizer
 from agentrl.tokens.verify import verify
 from agentrl.types import StopReason, Trajectory
-from tests.clients.catalog import ANSWER, TASK, ClientProgram
+from tests.clients.catalog import ANSWER, READ, TASK, ClientProgram
 from tests.clients.wire import Wire, open_wire
+from tests.support.doors import until
 from tests.support.scripted import pool_of, publication
 
+Trouble = Literal["cut", "lost"]
+"""A connection breaks before a byte of the third answer has come; or after the second answer was sent, before it arrived."""
+READ_AGAIN = f"{READ} && true"
 DEADLINE_S = 300
 CUT_AT = 9
 """The token of the second reply before which the weights change."""
@@ -50,6 +55,8 @@ class Played:
     """Standard output and standard error."""
     requests: Sequence[str]
     streamed: bool
+    marks_retries: bool
+    """Whether a request said that it repeats an earlier one."""
     num_calls: int
     """Calls that reached the inference server."""
     metrics: Mapping[str, float]
@@ -76,23 +83,42 @@ class Played:
 
 
 class _Script:
-    """The replies of an episode, in the order of its answers; only the first try of each is held."""
+    """The replies of an episode, one for each different request; only the first try of each is held or lost.
 
-    def __init__(self, replies: Sequence[str]) -> None:
-        self._replies = replies
+    Args:
+        replies: in order.
+        trouble: what happens: the third call is cut, or the second answer is lost.
+        on_lost: called when the answer that is to be lost is asked for.
+    """
+
+    def __init__(self, replies: Sequence[str], trouble: Trouble, on_lost: Callable[[], None]) -> None:
+        self._replies, self._on_lost = replies, on_lost
+        self._requests: dict[bytes, int] = {}
+        self.is_lost = anyio.Event()
+        """Set when the answer that is to be lost is asked for."""
         self.swap, self.cut = Hold(at=CUT_AT), Hold(at=0)
-        self._held = {1: self.swap, 2: self.cut}
+        self._held = {1: self.swap, 2: self.cut} if trouble == "cut" else {}
+        self._loses = trouble == "lost"
 
     def __call__(self, call: ScriptedCall) -> ScriptedReply:
-        reply = self._replies[min(call.turn, len(self._replies) - 1)]
-        hold = self._held.pop(call.turn, None)
+        request = call.input_ids.tobytes()
+        is_again = request in self._requests
+        number = self._requests.setdefault(request, len(self._requests))
+        reply = self._replies[min(number, len(self._replies) - 1)]
+        if number == 1 and self._loses:
+            if is_again:
+                return ScriptedReply(output=reply.replace(READ, READ_AGAIN))
+            self._on_lost()
+            self.is_lost.set()
+        hold = self._held.pop(number, None)
         return ScriptedReply(output=reply, holds=() if hold is None else (hold,))
 
 
-async def play(program: ClientProgram, folder: Path) -> Played:
+async def play(program: ClientProgram, folder: Path, trouble: Trouble = "cut") -> Played:
     """Play one episode of a client in a folder of its own; its process group is ended with it."""
     plain = plain_tokenizer()
-    script = _Script(program.replies)
+    wires: list[Wire] = []
+    script = _Script(program.replies, trouble, lambda: wires[0].withhold())
     server = ScriptedServer(
         script, vocab_size=plain.renderer.vocab_size, encode=plain.encode_output, eos_id=min(plain.renderer.eos_ids)
     )
@@ -103,6 +129,13 @@ async def play(program: ClientProgram, folder: Path) -> Played:
             client = Client(PolicyBackend(pool, plain.renderer, sampling, settings))
             async with client.served() as real, open_wire(int(real.server_url.rpartition(":")[2])) as wire:
                 door = replace(real, server_url=f"http://127.0.0.1:{wire.port}")
+
+                wires.append(wire)
+
+                async def lose() -> None:
+                    await script.is_lost.wait()
+                    await until(lambda: wire.has_whole_answer)
+                    await wire.cut()
 
                 async def swap() -> None:
                     await script.swap.reached.wait()
@@ -116,6 +149,7 @@ async def play(program: ClientProgram, folder: Path) -> Played:
                 async with task_group() as tasks:
                     tasks.start_soon(swap)
                     tasks.start_soon(cut)
+                    tasks.start_soon(lose)
                     status, output = await _run(program, door, folder)
                     tasks.cancel_scope.cancel()
                 await _reward(program, real, wire, client)
@@ -127,6 +161,7 @@ async def play(program: ClientProgram, folder: Path) -> Played:
         output=output,
         requests=wire.requests,
         streamed=wire.streams,
+        marks_retries=wire.has_marked_retry,
         num_calls=len(server.calls),
         metrics=dict(client.episode.metrics),
     )

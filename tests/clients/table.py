@@ -17,8 +17,8 @@ ROWS = ROOT / "build" / "clients"
 PAGE = ROOT / "docs" / "howto" / "gateway.md"
 BEGIN, END = "<!-- clients: make test-clients -->\n", "<!-- /clients -->\n"
 HEAD = """\
-| client | version | mode | dialect | streams | turns | branches | forks | answers that come back changed |
-|---|---|---|---|---|---|---|---|---|
+| client | version | mode | dialect | streams | turns | branches | forks | answers sent back changed | a lost answer is |
+|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -36,6 +36,13 @@ def leave_row(played: Played) -> None:
     (ROWS / f"{played.program.name}.json").write_text(json.dumps(row))
 
 
+def leave_row_of_loss(played: Played) -> None:
+    """Leave what became of a client's lost answer for the table."""
+    row = {"lost": "sent again" if played.marks_retries else "sampled again"}
+    ROWS.mkdir(parents=True, exist_ok=True)
+    (ROWS / f"{played.program.name}.lost.json").write_text(json.dumps(row))
+
+
 def written_table() -> str:
     """Return the table, and what stands below it; every client has a row."""
     rows: list[tuple[ClientProgram, dict[str, Any]]] = []
@@ -43,7 +50,9 @@ def written_table() -> str:
         path = ROWS / f"{program.name}.json"
         if not path.exists():
             raise SystemExit(f"{program.name} has no row in {ROWS}; run `make test-clients`, which plays all clients")
-        rows.append((program, json.loads(path.read_text())))
+        lost = path.with_suffix(".lost.json")
+        loss = json.loads(lost.read_text()) if lost.exists() else {"lost": "-"}
+        rows.append((program, json.loads(path.read_text()) | loss))
     lines = [_line(program, row) for program, row in rows]
     reasons = [f"- {program.client}: {program.why}\n" for program, _ in rows if program.why]
     return (
@@ -72,6 +81,7 @@ def _line(program: ClientProgram, row: dict[str, Any]) -> str:
         row["branches"],
         forks,
         ", ".join(row["resent"]) or "no",
+        row["lost"],
     ]
     return "| " + " | ".join(str(cell) for cell in cells) + " |\n"
 

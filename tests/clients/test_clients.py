@@ -8,9 +8,23 @@ import pytest
 
 from agentrl.tokens.verify import verify
 from tests.clients.catalog import ANSWER, CLIENTS, CONTENT, ClientProgram
-from tests.clients.harness import CUT_AT, evidence, play
-from tests.clients.table import leave_row
+from tests.clients.harness import CUT_AT, READ_AGAIN, evidence, play
+from tests.clients.table import leave_row, leave_row_of_loss
 
+LOSERS = frozenset(
+    (
+        "openai-chat",
+        "anthropic-loop",
+        "openai-agents-responses",
+        "AI SDK-chat",
+        "Codex",
+        "Claude Code",
+        "opencode",
+        "pi-chat",
+        "mini-swe-agent",
+    )
+)
+"""Clients whose answer is lost: those of different makers."""
 pytestmark = [pytest.mark.clients, pytest.mark.processes]
 
 
@@ -39,3 +53,25 @@ async def test_a_client_does_its_work_and_its_episode_is_recorded_exactly(progra
     assert [turn.reward for turn in turns] == [None, 0.25, *[None] * (len(turns) - 2)], shown
     assert played.trajectory.final_reward == 1.0, shown
     leave_row(played)
+
+
+@pytest.mark.parametrize("program", [each for each in CLIENTS if each.name in LOSERS], ids=lambda program: program.name)
+async def test_an_answer_that_is_lost_on_its_way_is_sent_or_sampled_again(program: ClientProgram, tmp_path: Path) -> None:
+    program.check_installed()
+    played = await play(program, tmp_path, trouble="lost")
+    shown = evidence(played)
+    turns = played.trajectory.turns
+
+    assert played.exit_status == 0, shown
+    assert (tmp_path / "work" / "hello.txt").read_text() == CONTENT, shown
+    verify(played.trajectory)
+    assert played.num_calls == len(turns), shown
+    leave_row_of_loss(played)
+    if played.marks_retries:
+        assert (len(turns), played.branches, played.metrics["gateway.joined_retries"]) == (3, 1, 1.0), shown
+        return
+    # Nothing tells a repetition from the wish for another sample: what comes back decides which of the two is continued.
+    assert (len(turns), played.branches) == (4, 2), shown
+    assert READ_AGAIN in str(turns[2].message), shown
+    assert [turn.parent for turn in turns] == [None, 0, 0, 2], shown
+    assert turns[3].fork is None, shown

@@ -25,7 +25,9 @@ class Wire:
     def __init__(self, port: int) -> None:
         self.port = 0
         """Of the relay, which the client is given in the place of the door's."""
-        self.num_cut = 0
+        self.withholds = False
+        """Whether what the door answers is kept from the client."""
+        self.withheld = bytearray()
         self._door_port = port
         self._open: dict[SocketStream, SocketStream] = {}
         self._sent: list[bytearray] = []
@@ -41,14 +43,30 @@ class Wire:
         """Whether a request asked for a stream."""
         return any(re.search(rb'"stream":\s*true', each) for each in self._sent)
 
+    @property
+    def has_marked_retry(self) -> bool:
+        """Whether a request said that it repeats an earlier one."""
+        return any(re.search(rb"x-stainless-retry-count: [1-9]", each, re.IGNORECASE) for each in self._sent)
+
+    @property
+    def has_whole_answer(self) -> bool:
+        """Whether the answer that was withheld is complete."""
+        head, _, body = bytes(self.withheld).partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+        return body.endswith(b"0\r\n\r\n") if length is None else len(body) == int(length[1])
+
     def answer_ids(self, prefix: str) -> list[str]:
         """Return the different ids of answers that begin with `prefix`, in the order in which they came."""
         found = [each.decode() for received in self._received for each in _ANSWER_ID.findall(bytes(received))]
         return [each for each in dict.fromkeys(found) if each.startswith(prefix)]
 
+    def withhold(self) -> None:
+        """Keep what the door answers from the client, until the connections are cut."""
+        self.withholds = True
+
     async def cut(self) -> None:
         """Close all connections, as a network does that fails."""
-        self.num_cut += 1
+        self.withholds = False
         for near, far in list(self._open.items()):
             await anyio.aclose_forcefully(near)
             await anyio.aclose_forcefully(far)
@@ -65,19 +83,21 @@ class Wire:
                 self._sent.append(sent)
                 self._received.append(received)
                 async with task_group() as tasks:
-                    tasks.start_soon(_pump, near, far, sent)
-                    await _pump(far, near, received)
+                    tasks.start_soon(self._pump, near, far, sent)
+                    await self._pump(far, near, received)
                     tasks.cancel_scope.cancel()
 
-
-async def _pump(source: SocketStream, target: SocketStream, seen: bytearray) -> None:
-    with suppress(OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-        while True:
-            data = await source.receive()
-            seen += data
-            await target.send(data)
-    with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-        await target.aclose()
+    async def _pump(self, source: SocketStream, target: SocketStream, seen: bytearray) -> None:
+        with suppress(OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while True:
+                data = await source.receive()
+                if self.withholds and target in self._open:
+                    self.withheld += data
+                    continue
+                seen += data
+                await target.send(data)
+        with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await target.aclose()
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from agentrl.algo.advantage import advantages, token_advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.episode.summary import episode_metrics, history_counts, staleness_metrics, trained_record, uniform_outcome
 from agentrl.errors import StaleDataError
-from agentrl.tokens.verify import verify
+from agentrl.tokens.verify import trained_digests, verify
 from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
 from agentrl.types import Float32Array, Group, Int32Array, Sample
 
@@ -101,12 +101,15 @@ def trained_records(
         for episode in group.episodes:
             advantages: list[float | None] = [None] * len(episode.turns)
             proximal: list[Float32Array | None] = [None] * len(episode.turns)
+            digests: list[str | None] = [None] * len(episode.turns)
             for place in places.get(episode.episode_id, ()):
                 item, found = prepared.batch.samples[place], report.proximal_logprobs.get(place)
                 by_token = np.full(len(item.sample.token_ids), np.nan, np.float32)
                 by_token[item.sample.loss_mask] = np.nan if found is None else found
                 trained = np.flatnonzero(item.sample.loss_mask)
+                of_turns = trained_digests(item.sample)
                 for turn in np.unique(item.sample.turn_index[trained]).tolist():
+                    digests[turn] = of_turns[turn]
                     of_turn = trained[item.sample.turn_index[trained] == turn]
                     advantages[turn] = float(item.advantages[of_turn[0]])
                     if found is not None:
@@ -118,6 +121,7 @@ def trained_records(
                 policy_version=prepared.batch.policy_version,
                 advantages=advantages,
                 proximal_logprobs=proximal,
+                digests=digests,
             )
 
 

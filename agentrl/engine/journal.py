@@ -111,7 +111,9 @@ class Journal:
         self._append("publishing", {"version": version})
 
     def published(self, ended: float, report: PublishReport) -> None:
-        """Record in the timeline a publication that ended at `ended`, a moment of `time.perf_counter`."""
+        """Record a publication that ended at `ended`, a moment of `time.perf_counter`, and who held which weights then."""
+        digests = {"trainer_digest": report.trainer_digest, "server_digests": dict(report.server_digests)}
+        self._append("published", {"version": report.version, **digests, "probe_difference": report.probe_difference})
         update = ended - report.update_s
         pause = update + report.pause_after_s
         self._worked("trainer", "publish", update - report.publish_s, update)

@@ -104,6 +104,9 @@ class WeightPublisher:
             pause_s=update.pause_s,
             probe_difference=update.probe_difference,
             num_bytes=update.num_bytes or num_bytes,
+            version=held.version,
+            trainer_digest=update.trainer_digest,
+            server_digests=update.server_digests,
         )
 
     async def _source(self, version: int) -> _Source:

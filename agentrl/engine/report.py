@@ -39,6 +39,11 @@ class PublishReport:
     """Nats."""
     num_bytes: int
     """Size of the weights as each server read or received them."""
+    version: int
+    trainer_digest: str
+    """Digest of the published weights, after its kind."""
+    server_digests: Mapping[str, str]
+    """The same of the weights in each server that took them, by its URL."""
 
 
 class SyncCost(NamedTuple):

@@ -105,6 +105,12 @@ class TrainedTurn(msgspec.Struct, frozen=True, kw_only=True):
     proximal_logprobs: list[float | None] | None
     """Log-prob of each sampled id under the weights before the step, nats; null for tokens, and turns, that the trainer did
     not compute: those out of the loss, and those of a branch whose advantages are all 0."""
+    sent: str | None = None
+    """Digest of the ids that were sent to the server for the call (`Turn.prompt_digest`), 32 hex digits; null in older
+    records."""
+    trained: str | None = None
+    """Digest of the trained array to the end of the turn: all ids, and the log-probs, versions and temperatures of the turn
+    (`agentrl.tokens.verify.trained_digests`), 32 hex digits; null for a turn that was not trained, and in older records."""
 
 
 class TrainedEpisode(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,18 +188,24 @@ def trained_record(
     policy_version: int,
     advantages: Sequence[float | None],
     proximal_logprobs: Sequence[Float32Array | None],
+    digests: Sequence[str | None] | None = None,
 ) -> Mapping[str, object]:
     """Return the line of an episode that a step trained; its keys are the fields of `TrainedEpisode`.
 
-    Each turn has an advantage, None where it was not trained, and an array [T] float32, NaN for tokens not computed.
+    Each turn has an advantage, None where it was not trained, an array [T] float32, NaN for tokens not computed, and, with
+    `digests`, that of what was trained, None where nothing was.
     """
+    proofs: list[Mapping[str, str | None]] = [{} for _ in trajectory.turns]
+    if digests is not None:
+        sent = [turn.prompt_digest.hex() for turn in trajectory.turns]
+        proofs = [{"sent": each, "trained": trained} for each, trained in zip(sent, digests, strict=True)]
     return {
         "episode_id": trajectory.episode_id,
         "step": step,
         "policy_version": policy_version,
         "turns": [
-            {"advantage": advantage, "proximal_logprobs": logprobs}
-            for advantage, logprobs in zip(advantages, proximal_logprobs, strict=True)
+            {"advantage": advantage, "proximal_logprobs": logprobs, **proof}
+            for advantage, logprobs, proof in zip(advantages, proximal_logprobs, proofs, strict=True)
         ],
     }
 

@@ -191,6 +191,10 @@ class UpdateReport:
     """Largest absolute difference, nats, between a server's and the trainer's log-probs on the probe prompt."""
     num_bytes: int | None = None
     """Bytes sent to each server; None when servers read files."""
+    trainer_digest: str = ""
+    """Digest of the weights that the trainer published, after its kind: `agentrl:HEX`."""
+    server_digests: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The same of the weights in each server that was updated, by its URL; of another kind, it compares with no trainer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

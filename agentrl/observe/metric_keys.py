@@ -38,6 +38,7 @@ EVENTS = {
     "evaluation": "one line for each evaluation, when it ends; its episodes ran beside training",
     "evaluation_skipped": "an evaluation was due while one ran and one waited",
     "publishing": "the servers are about to get the weights under a new version, which no later process uses for others",
+    "published": "every serving server holds a version; the digests say which weights these are",
     "episode_failed": "one line for each failed attempt",
     "dropped_group": "a group left the run untrained",
     "checkpoint": "a checkpoint was written",
@@ -272,6 +273,12 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "evaluation_skipped": (("step", "step", "that is not evaluated"),),
     "publishing": (("version", "version", "that the servers get; `policy_version` is the one before"),),
+    "published": (
+        ("version", "version", "that the servers got"),
+        ("trainer_digest", "", "of the weights that the trainer published, after its kind: `agentrl:HEX`"),
+        ("server_digests", "", "of the weights in each server, by its URL; the same where the kind is the same"),
+        ("probe_difference", "nats", "largest on the probe after the update, of any server; null where not measured"),
+    ),
     "episode_failed": (
         ("group", "", "number of the group; null for an evaluation"),
         ("episode_id", "", "of the attempt"),

@@ -16,8 +16,10 @@ from agentrl.errors import InvariantError
 from agentrl.types import Int32Array, Sample, Trajectory
 
 
-def verify(trajectory: Trajectory) -> list[Sample]:
+def verify(trajectory: Trajectory, *, has_digests: bool = True) -> list[Sample]:
     """Check a trajectory against the requests recorded in it and return its branches, as `Trajectory.branches` does.
+
+    Without `has_digests`, as in a record of an episode that was not trained, nothing proves the requests.
 
     Raises:
         InvariantError: the trajectory contradicts itself; the message names the episode, the turn and the contradiction.
@@ -33,7 +35,7 @@ def verify(trajectory: Trajectory) -> list[Sample]:
         check_turn(turn, None if turn.parent is None else trajectory.turns[turn.parent], place)
         state = _Digest() if turn.parent is None else states[turn.parent].copy()
         state.add(turn.context_ids)
-        if state.value() != turn.prompt_digest:
+        if has_digests and state.value() != turn.prompt_digest:
             raise InvariantError(
                 f"{place}: the recorded ids are not the request that was sent: digest {state.value().hex()} of "
                 f"{state.count} context ids, recorded {turn.prompt_digest.hex() or 'none'}"
@@ -41,6 +43,26 @@ def verify(trajectory: Trajectory) -> list[Sample]:
         state.add(turn.output_ids)
         states.append(state)
     return _verified_branches(trajectory, where)
+
+
+def trained_digests(sample: Sample) -> dict[int, str]:
+    """Return, for each turn of a branch that sampled tokens, the digest of what a trainer that gets the branch is given.
+
+    It covers the ids from the root to the end of the turn, and the log-probs, versions and temperatures of its output.
+    """
+    found: dict[int, str] = {}
+    state, at = hashlib.blake2b(digest_size=16), 0
+    sampled = np.flatnonzero(sample.token_versions >= 0)
+    turns = sample.turn_index[sampled]
+    for places in np.split(sampled, np.flatnonzero(np.diff(turns)) + 1) if len(sampled) else ():
+        start, end = int(places[0]), int(places[-1]) + 1
+        state.update(sample.token_ids[at:end].astype("<i4").tobytes())
+        at, own = end, state.copy()
+        own.update(sample.behavior_logprobs[start:end].astype("<f4").tobytes())
+        own.update(sample.token_versions[start:end].astype("<i4").tobytes())
+        own.update(sample.temperatures[start:end].astype("<f4").tobytes())
+        found[int(sample.turn_index[start])] = own.hexdigest()
+    return found
 
 
 class _Digest:

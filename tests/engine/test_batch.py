@@ -19,6 +19,7 @@ from agentrl.errors import InvariantError, StaleDataError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.tokens.renderer import Renderer
+from agentrl.tokens.verify import trained_digests
 from agentrl.trainer.base import StepReport
 from agentrl.types import EpisodeFailure, Group, Task, Trajectory
 from agentrl.workflow import RolloutWorkflow
@@ -78,8 +79,11 @@ async def test_what_a_step_trained_is_recorded_by_turn(renderer: Renderer) -> No
     first, second = trained_records([group_of(good, greedy)], prepared, report, step=7)
     read = [msgspec.json.decode(encode_line(record), type=TrainedEpisode) for record in (first, second)]
     assert [(each.episode_id, each.step, each.policy_version) for each in read] == [("0.0.0", 7, 3), ("0.1.0", 7, 3)]
-    assert read[0].turns == [TrainedTurn(advantage=0.5, proximal_logprobs=[*computed.tolist()])]
-    assert read[1].turns == [TrainedTurn(advantage=None, proximal_logprobs=None)]
+    sent = [each.turns[0].prompt_digest.hex() for each in (good, greedy)]
+    trained = trained_digests(prepared.batch.samples[0].sample)[0]
+    proximal = [*computed.tolist()]
+    assert read[0].turns == [TrainedTurn(advantage=0.5, proximal_logprobs=proximal, sent=sent[0], trained=trained)]
+    assert read[1].turns == [TrainedTurn(advantage=None, proximal_logprobs=None, sent=sent[1])]
 
 
 async def test_over_age_tokens_leave_the_loss_under_mask_and_stop_the_run_otherwise(renderer: Renderer) -> None:

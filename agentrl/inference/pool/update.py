@@ -24,6 +24,7 @@ from agentrl.errors import ServerError, ServerUnavailable, WeightSyncError
 from agentrl.inference.backend import Probe, UpdateReport, WeightSource
 from agentrl.inference.pool.members import Member, Members, PauseMode, State, ask_member
 from agentrl.inference.pool.transfer import Each, WeightTransfer, check_changed, compare, open_transfer
+from agentrl.weights.tensors import model_checksum
 
 logger = logging.getLogger(__name__)
 CLEANUP_S = 3.0
@@ -39,6 +40,10 @@ class SwapReport(NamedTuple):
     """Seconds from the first pause to the last continue."""
     num_bytes: int | None
     """Bytes sent to each server; None where servers read files."""
+    trainer_digest: str
+    """Digest of the weights that servers were to take, after its kind: `agentrl:HEX`."""
+    server_digests: Mapping[str, str]
+    """The same of the weights in each server that took them, by its URL."""
 
 
 class WeightSwap:
@@ -71,7 +76,16 @@ class WeightSwap:
             compare(transfer.expected, self.digests, known)
             commit()
             await each(self._resume)
-            return SwapReport(began - entered, anyio.current_time() - began, transfer.num_bytes)
+            return SwapReport(
+                pause_after_s=began - entered,
+                pause_s=anyio.current_time() - began,
+                num_bytes=transfer.num_bytes,
+                trainer_digest=f"agentrl:{model_checksum(transfer.expected.tensor_checksums)}",
+                server_digests={
+                    member.url: f"{member.server.checksum_kind}:{model_checksum(held)}"
+                    for member, held in self.digests.items()
+                },
+            )
 
     async def _pause(self, member: Member) -> None:
         await ask_member(member, lambda: member.server.pause(self._mode), retries=self._retries)
@@ -152,6 +166,8 @@ class Update:
             evicted=tuple(member.url for member in self._failures),
             probe_difference=difference,
             num_bytes=swap.num_bytes,
+            trainer_digest=swap.trainer_digest,
+            server_digests=swap.server_digests,
         )
 
     def _commit(self) -> None:

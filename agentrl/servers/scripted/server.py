@@ -273,6 +273,8 @@ class ScriptedServer:
             updated=(self._url,),
             probe_difference=difference,
             num_bytes=swap.num_bytes,
+            trainer_digest=swap.trainer_digest,
+            server_digests=swap.server_digests,
         )
 
     async def connect(self) -> None:

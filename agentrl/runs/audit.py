@@ -1,0 +1,480 @@
+"""The proof, from the files of a run alone, that the trained tokens are those that were sent and sampled.
+
+Invariant: nothing is believed that two records do not say independently of each other: ids of an episode against the digests
+of its requests and of the trained arrays, its record against its line of the index, a step's episodes and tokens against
+its counts, weights of the trainer against those of the servers. What a run does not record is counted as not recorded.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import orjson
+
+from agentrl.episode.codec import stored_trajectory
+from agentrl.episode.summary import EndedEpisode, EpisodeSummary, summarize
+from agentrl.episode.trajectory import Trajectory, Turn
+from agentrl.errors import ConfigError, InvariantError
+from agentrl.observe.episode_files import read_lines
+from agentrl.runs.reading import read_index, read_metrics, read_trained_lines
+from agentrl.runs.run import open_run
+from agentrl.tokens.verify import trained_digests, verify
+
+Verdict: TypeAlias = Literal["equal", "differs", "not recorded", "not trained"]
+_DAMAGE = (msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
+"""The errors of a line that is cut or that somebody changed."""
+_UNREADABLE = (OSError, EOFError, zlib.error, gzip.BadGzipFile)
+_INDEXED = ("task_id", "stop_reason", "episode_return", "turns", "output_tokens", "context_tokens", "branches", "forks")
+_VERSIONS = ("min_version", "max_version")
+"""Fields of an index line that its record says again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that does not hold."""
+
+    episode_id: str | None
+    """None: of the run."""
+    text: str
+    """What does not hold, with the episode and the turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedTurn:
+    """The proof of one turn."""
+
+    turn: Turn
+    sent: Verdict
+    """The ids of its request against the digest of those that were sent."""
+    trained: Verdict
+    """Ids, log-probs and versions against the digest of those that were trained."""
+
+
+@dataclass(slots=True, kw_only=True)
+class VersionAudit:
+    """The records of one policy version."""
+
+    trained_tokens: int = 0
+    """Tokens that it sampled and that a step trained."""
+    trainer_digest: str | None = None
+    """None: not recorded."""
+    server_digests: Mapping[str, str] = field(default_factory=dict[str, str])
+    probe_difference: float | None = None
+    spot_difference: float | None = None
+    """Largest difference of a log-prob of a server from the trainer's in the spot checks at this version, nats."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Audit:
+    """The result for a run, or for one episode of it."""
+
+    episodes: int = 0
+    """Whose records were read."""
+    pruned: int = 0
+    """Episodes whose records `engine.keep_episode_steps` let the run delete."""
+    turns: int = 0
+    sent: Counter[Verdict] = field(default_factory=Counter[Verdict])
+    """Turns, by what their requests are."""
+    trained: Counter[Verdict] = field(default_factory=Counter[Verdict])
+    """Turns, by what was trained of them."""
+    trained_tokens: int = 0
+    forks: Counter[str] = field(default_factory=Counter[str])
+    """Turns that forked, by reason."""
+    versions: dict[int, VersionAudit] = field(default_factory=dict[int, VersionAudit])
+    steps: int = 0
+    findings: list[Finding] = field(default_factory=list[Finding])
+    page: list[AuditedTurn] = field(default_factory=list[AuditedTurn])
+    """The turns, of an audit of one episode."""
+    trained_step: int | None = None
+    """The step that trained it, of an audit of one episode."""
+
+    def add(self, episode_id: str | None, reason: str, turn: int | None = None) -> None:
+        """Record that something does not hold."""
+        where = "" if episode_id is None else f"episode {episode_id}{'' if turn is None else f', turn {turn}'}: "
+        self.findings.append(Finding(episode_id, reason if where and reason.startswith(where[:-2]) else where + reason))
+
+
+class _ProvedTurn(msgspec.Struct, frozen=True):
+    advantage: float | None
+    sent: str | None = None
+    trained: str | None = None
+
+
+class _ProvedEpisode(msgspec.Struct, frozen=True):
+    """A `TrainedEpisode` without what an audit does not need."""
+
+    episode_id: str
+    step: int
+    policy_version: int
+    turns: list[_ProvedTurn]
+
+
+_PROVED = msgspec.json.Decoder(_ProvedEpisode)
+
+
+def audit_run(
+    path: str | Path, *, episode_id: str | None = None, on_start: Callable[[int], Callable[[], None]] | None = None
+) -> Audit:
+    """Check the records of a run, or of one episode; `on_start` gets the number of episodes and returns what each calls.
+
+    Raises:
+        ConfigError: there is no run, it stores no episodes, or it has no such episode.
+        InvariantError: the index or the metrics cannot be read at all.
+    """
+    run = open_run(path)
+    try:
+        events, rows = list(map(_Event.of, read_metrics(run.path))), read_index(run.path)
+    except (msgspec.MsgspecError, orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise InvariantError(f"{run.path}: a line of metrics.jsonl or of episodes/index.jsonl is cut: {error}") from error
+    if not rows:
+        raise ConfigError(
+            f"{run.path} stores no episodes, so nothing can be proved; engine.save_trajectories: true keeps them"
+        )
+    wanted = rows if episode_id is None else [row for row in rows if row.episode_id == episode_id]
+    if not wanted:
+        raise ConfigError(f"{run.path} has no episode {episode_id!r}; run.episodes() lists those that have ended")
+    auditor = _Auditor(run.path, events, only=episode_id)
+    advance = (lambda: None) if on_start is None else on_start(len(wanted))
+    for row, record in _records(run.path, wanted):
+        auditor.check(row, record)
+        advance()
+    return auditor.finish()
+
+
+class _Event(msgspec.Struct, frozen=True):
+    """The part of a line of `metrics.jsonl` that an audit needs."""
+
+    kind: str
+    fields: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> _Event:
+        kind = line["event"]
+        names = _EVENT_FIELDS.get(kind, ("policy_version",))
+        return cls(kind, {name: line[name] for name in names if name in line})
+
+
+_EVENT_FIELDS: Mapping[str, Sequence[str]] = {
+    "step": (
+        *("step", "policy_version", "episodes", "trained_groups", "loss_tokens", "masked_tokens"),
+        "trainer.max_spot_difference",
+    ),
+    "publishing": ("version", "policy_version"),
+    "published": ("version", "policy_version", "trainer_digest", "server_digests", "probe_difference"),
+}
+
+
+class _Bounds(msgspec.Struct, frozen=True):
+    """What the run file says about the records."""
+
+    keep_steps: int | None
+    oldest: int | None
+    """Versions by which a trained token may be older than the trainer; None: not known, or older ones leave the loss."""
+
+
+def _bounds(path: Path) -> _Bounds:
+    try:
+        config = open_run(path).config
+    except ConfigError:  # of another release
+        config = None
+    if config is None:
+        return _Bounds(None, None)
+    masks = config.algorithm.staleness_policy == "mask"
+    return _Bounds(config.engine.keep_episode_steps, None if masks else config.algorithm.max_staleness)
+
+
+class _Auditor:
+    """Checks records one after the other, each with what a step says that it trained of it."""
+
+    def __init__(self, path: Path, events: Sequence[_Event], *, only: str | None) -> None:
+        self._path, self._only, self._audit = path, only, Audit()
+        self._bounds = _bounds(path)
+        self._steps = {event.fields["step"]: event.fields for event in events if event.kind == "step"}
+        self._last_step = max(self._steps, default=0)
+        self._step_of = {group: step for step, line in self._steps.items() for group in line.get("trained_groups", ())}
+        self._has_ended = bool(events) and events[-1].kind == "end"
+        self._announced = {event.fields["version"] for event in events if event.kind == "publishing"}
+        highest = max((event.fields.get("policy_version", 0) for event in events), default=0)
+        self._announced = self._announced or set(range(highest + 1))  # an older run
+        self._loaded = 0
+        self._pending: dict[str, _ProvedEpisode] = {}
+        self._lines: Counter[int] = Counter()
+        """Lines of what a step trained."""
+        self._found: Counter[int] = Counter()
+        """Those whose records were found."""
+        self._tokens: Counter[int] = Counter()
+        self._without_line: dict[int, list[str]] = {}
+        self._audit.steps = len(self._steps)
+        self._read_versions(events)
+
+    def check(self, row: EpisodeSummary, record: bytes | None) -> None:
+        """Check one episode; without a record, it must be one that the run has deleted."""
+        line = self._take(row)
+        if record is None or record == b"\n":
+            if self._is_pruned(row.step):
+                self._audit.pruned += 1
+            else:
+                self._audit.add(
+                    row.episode_id, f"line {row.line} of episodes/{row.file}.jsonl, its record, is missing or cut"
+                )
+            return
+        try:
+            trajectory = stored_trajectory(record)
+            if trajectory.episode_id != row.episode_id:
+                raise ValueError(f"it is that of episode {trajectory.episode_id}")
+            self._check_episode(row, trajectory, line)
+        except _DAMAGE as error:
+            reason = f"line {row.line} of episodes/{row.file}.jsonl is no record of it: {type(error).__name__}: {error}"
+            self._audit.add(row.episode_id, reason)
+        except InvariantError as error:
+            self._audit.add(row.episode_id, str(error))
+
+    def finish(self) -> Audit:
+        """Return the result, after the checks of whole steps and of versions."""
+        for step in sorted(self._steps):
+            self._load(step)
+        if self._only is None:
+            for line in self._pending.values():
+                self._audit.add(line.episode_id, f"step {line.step} trained it, but the run has no record of it")
+            for step in sorted(self._steps):
+                self._check_step(step)
+        self._check_versions()
+        return self._audit
+
+    def _take(self, row: EpisodeSummary) -> _ProvedEpisode | None:
+        """Return what a step says that it trained of an episode."""
+        step = None if row.group is None else self._step_of.get(row.group)
+        if step is None:
+            return None
+        while self._loaded < step:
+            self._load(self._loaded + 1)
+        line = self._pending.pop(row.episode_id, None)
+        if line is None and row.failure is None:
+            self._without_line.setdefault(step, []).append(row.episode_id)
+        if line is not None:
+            self._found[step] += 1
+        return line
+
+    def _load(self, step: int) -> None:
+        if step <= self._loaded:
+            return
+        self._loaded = step
+        seen: set[str] = set()
+        name = f"episodes/trained-{step:06d}.jsonl.gz"
+        try:
+            for number, text in enumerate(read_trained_lines(self._path, step), 1):
+                try:
+                    line = _PROVED.decode(text)
+                except msgspec.MsgspecError as error:
+                    self._audit.add(None, f"line {number} of {name} is cut or changed: {error}")
+                    continue
+                self._lines[step] += 1
+                self._accept(line, step, seen)
+        except _UNREADABLE as error:
+            self._audit.add(None, f"{name} cannot be read to its end: {error}")
+
+    def _accept(self, line: _ProvedEpisode, step: int, seen: set[str]) -> None:
+        if self._only is not None and line.episode_id != self._only:
+            return
+        expected = self._steps[step]["policy_version"] if step in self._steps else line.policy_version
+        group = line.episode_id.partition(".")[0]
+        trained_in = self._step_of.get(int(group)) if group.isdecimal() else None
+        if line.episode_id in seen:
+            self._audit.add(line.episode_id, f"step {step} trained it twice", 0)
+        elif trained_in != step:
+            also = "no step" if trained_in is None else f"step {trained_in}"
+            self._audit.add(
+                line.episode_id, f"step {step} trained it; by metrics.jsonl {also} did, so it was trained twice", 0
+            )
+        elif (line.step, line.policy_version) != (step, expected):
+            said = f"step {line.step} at version {line.policy_version}"
+            self._audit.add(line.episode_id, f"its line says {said}; metrics.jsonl, step {step} at version {expected}")
+        else:
+            self._pending[line.episode_id] = line
+        seen.add(line.episode_id)
+
+    def _check_episode(self, row: EpisodeSummary, trajectory: Trajectory, line: _ProvedEpisode | None) -> None:
+        audit = self._audit
+        audit.episodes += 1
+        audit.turns += len(trajectory.turns)
+        audit.forks.update(str(turn.fork) for turn in trajectory.turns if turn.fork is not None)
+        for reason in _differences(row, trajectory):
+            audit.add(row.episode_id, reason)
+        for index, turn in enumerate(trajectory.turns):
+            self._check_turn(row.episode_id, index, turn, line)
+        proved = self._with_requests(trajectory, line)
+        digests = self._branch_digests(proved, has_digests=line is not None and proved is not trajectory)
+        self._check_trained(trajectory, line, digests)
+
+    def _check_turn(self, episode_id: str, index: int, turn: Turn, line: _ProvedEpisode | None) -> None:
+        if turn.parent is None and turn.fork is None and turn.sent_after > 0 and len(turn.context_ids):
+            reason = f"it begins a conversation after {turn.sent_after} turns, and no reason of this fork is recorded"
+            self._audit.add(episode_id, reason, index)
+        for span in turn.spans:
+            if span.version not in self._announced:
+                self._audit.add(episode_id, f"version {span.version} sampled tokens {span.start} to {span.end}, but the run "
+                                f"never published it; it published {_range(self._announced)}", index)  # fmt: skip
+            elif line is not None and span.version > line.policy_version:
+                reason = (
+                    f"version {span.version} sampled it, but step {line.step} trained it at version {line.policy_version}"
+                )
+                self._audit.add(episode_id, reason, index)
+            elif line is not None and self._bounds.oldest is not None and turn.temperature > 0:
+                if span.version < line.policy_version - self._bounds.oldest:
+                    reason = f"version {span.version} sampled it, over max_staleness {self._bounds.oldest} before version "
+                    self._audit.add(
+                        episode_id, f"{reason}{line.policy_version}, at which step {line.step} trained it", index
+                    )
+
+    def _with_requests(self, trajectory: Trajectory, line: _ProvedEpisode | None) -> Trajectory:
+        """Return the trajectory with the digests of its requests; itself where they are not recorded."""
+        if line is None or all(turn.sent is None for turn in line.turns):
+            return trajectory
+        if len(line.turns) != len(trajectory.turns):
+            raise InvariantError(f"its record has {len(trajectory.turns)} turns, and step {line.step} got {len(line.turns)}")
+        pairs = zip(trajectory.turns, line.turns, strict=True)
+        turns = tuple(replace(turn, prompt_digest=bytes.fromhex(proved.sent or "")) for turn, proved in pairs)
+        return replace(trajectory, turns=turns)
+
+    def _branch_digests(self, trajectory: Trajectory, *, has_digests: bool) -> dict[int, str]:
+        """Return the digest of what training gets of each turn, after a check against the requests."""
+        try:
+            samples = verify(trajectory, has_digests=has_digests)
+        except InvariantError as error:
+            self._audit.add(trajectory.episode_id, str(error))
+            if not has_digests:
+                return {}
+            return self._branch_digests(trajectory, has_digests=False)
+        return {turn: digest for sample in samples for turn, digest in trained_digests(sample).items()}
+
+    def _check_trained(self, trajectory: Trajectory, line: _ProvedEpisode | None, digests: Mapping[int, str]) -> None:
+        audit, episode_id = self._audit, trajectory.episode_id
+        has_failed = {finding.text.partition(":")[0] for finding in audit.findings if finding.episode_id == episode_id}
+        is_proved = line is not None and any(turn.sent is not None for turn in line.turns)
+        wrong = False
+        for index, turn in enumerate(trajectory.turns):
+            sent: Verdict = "equal" if is_proved else "not recorded"
+            if f"episode {episode_id}, turn {index}" in has_failed:
+                sent = "differs"
+            verdict: Verdict = "not trained"
+            proved = line.turns[index] if line is not None and index < len(line.turns) else None
+            if line is not None and proved is not None and proved.advantage is not None:
+                self._count(turn, line)
+                verdict = _verdict(proved.trained, digests.get(index), is_proved=is_proved)
+                if turn.temperature == 0:
+                    audit.add(episode_id, "it was sampled at temperature 0, which is never trained, and was trained", index)
+                if verdict == "differs" and not wrong:  # the digest of a later turn covers this one
+                    reason = "its ids, log-probs or versions, or ids before them, are not those that were trained: digest "
+                    audit.add(episode_id, f"{reason}{digests.get(index, 'none')}, recorded {proved.trained}", index)
+                wrong = wrong or verdict == "differs"
+            audit.sent[sent] += 1
+            audit.trained[verdict] += 1
+            if self._only is not None:
+                audit.page.append(AuditedTurn(turn=turn, sent=sent, trained=verdict))
+        audit.trained_step = line.step if line is not None else audit.trained_step
+
+    def _count(self, turn: Turn, line: _ProvedEpisode) -> None:
+        self._tokens[line.step] += len(turn.output_ids)
+        self._audit.trained_tokens += len(turn.output_ids)
+        for span in turn.spans:
+            self._version(span.version).trained_tokens += span.end - span.start
+
+    def _check_step(self, step: int) -> None:
+        line, lines = self._steps[step], self._lines[step]
+        if not lines:
+            is_open = step == self._last_step and not self._has_ended
+            if not is_open and not self._is_pruned(step):
+                self._audit.add(None, f"step {step}: episodes/trained-{step:06d}.jsonl.gz, what it trained, is missing")
+            return
+        expected = line.get("episodes", lines)
+        if lines != expected:
+            names = ", ".join(self._without_line.get(step, ())) or "none"
+            self._audit.add(None, f"step {step} trained {expected:g} episodes by metrics.jsonl, and its record has {lines}; "
+                            f"episodes of its groups without a line: {names}")  # fmt: skip
+        elif self._found[step] == lines and "loss_tokens" in line and not line.get("masked_tokens"):
+            if self._tokens[step] != line["loss_tokens"] and not self._has_findings_of_turns():
+                counted = f"{line['loss_tokens']:g} tokens by metrics.jsonl, and its episodes have {self._tokens[step]}"
+                self._audit.add(None, f"step {step} trained {counted}")
+
+    def _has_findings_of_turns(self) -> bool:
+        return any(finding.episode_id is not None for finding in self._audit.findings)
+
+    def _is_pruned(self, step: int) -> bool:
+        keep = self._bounds.keep_steps
+        return keep is not None and step <= self._last_step - keep
+
+    def _version(self, number: int) -> VersionAudit:
+        return self._audit.versions.setdefault(number, VersionAudit())
+
+    def _read_versions(self, events: Sequence[_Event]) -> None:
+        for event in events:
+            found = event.fields
+            if event.kind == "published":
+                version = self._version(found["version"])
+                version.trainer_digest, version.server_digests = found["trainer_digest"], found["server_digests"]
+                version.probe_difference = found["probe_difference"]
+                for server, digest in version.server_digests.items():
+                    if _kind(digest) == _kind(version.trainer_digest) and digest != version.trainer_digest:
+                        what = f"version {found['version']}: {server} held weights of digest {digest}"
+                        self._audit.add(None, f"{what}, the trainer published {version.trainer_digest}")
+            elif event.kind == "step" and found.get("trainer.max_spot_difference") is not None:
+                version = self._version(found["policy_version"])
+                spot = float(found["trainer.max_spot_difference"])
+                version.spot_difference = max(spot, version.spot_difference or 0.0)
+
+    def _check_versions(self) -> None:
+        """Check that versions between two that are recorded are recorded, too."""
+        known = sorted(number for number, version in self._audit.versions.items() if version.trainer_digest is not None)
+        for number, version in sorted(self._audit.versions.items()):
+            if version.trainer_digest is None and version.trained_tokens and known and known[0] < number < known[-1]:
+                what = f"version {number} sampled {version.trained_tokens} trained tokens"
+                self._audit.add(None, f"{what}, but metrics.jsonl has no line of its publication")
+
+
+def _records(path: Path, rows: Sequence[EpisodeSummary]) -> Iterator[tuple[EpisodeSummary, bytes | None]]:
+    """Yield each row with its record, one file after the other; None where it is missing or cannot be read."""
+    by_file: dict[str, dict[int, EpisodeSummary]] = {}
+    for row in rows:
+        by_file.setdefault(row.file, {})[row.line] = row
+    for name, wanted in by_file.items():
+        try:
+            for number, line in enumerate(read_lines(path / "episodes" / f"{name}.jsonl")):
+                if number in wanted:
+                    yield wanted.pop(number), line
+                if not wanted:
+                    break
+        except _UNREADABLE:
+            pass  # the rest is missing
+        for row in wanted.values():
+            yield row, None
+
+
+def _differences(row: EpisodeSummary, trajectory: Trajectory) -> Iterator[str]:
+    """Yield the fields that an index line and its record do not agree on."""
+    ended = EndedEpisode(trajectory, "training", row.group, row.step, row.policy_version, 0.0)
+    found = summarize(ended, file=row.file, line=row.line)
+    for name in (*_INDEXED, *_VERSIONS):
+        recorded, indexed = getattr(found, name), getattr(row, name)
+        if recorded != indexed:
+            yield f"{name} is {recorded} in its record and {indexed} in the index"
+
+
+def _verdict(recorded: str | None, digest: str | None, *, is_proved: bool) -> Verdict:
+    if recorded is None and not is_proved:
+        return "not recorded"
+    return "equal" if recorded == digest else "differs"
+
+
+def _kind(digest: str) -> str:
+    return digest.partition(":")[0]
+
+
+def _range(versions: set[int]) -> str:
+    return f"{min(versions)} to {max(versions)}" if versions else "none"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agentrl.tokens.verify import verify
-from tests.clients.catalog import ANSWER, CLIENTS, CONTENT, ClientProgram
+from tests.clients.catalog import ANSWER, CLIENTS, CONTENT, ClientProgram, tool_call
 from tests.clients.harness import CUT_AT, READ_AGAIN, evidence, play
 from tests.clients.table import leave_row, leave_row_of_loss
 
@@ -25,6 +26,8 @@ LOSERS = frozenset(
     )
 )
 """Clients whose answer is lost: those of different makers."""
+ODD = ("Codex", "Claude Code", "opencode", "pi", "AI SDK", "openai for JavaScript")
+"""Clients that go on after a call of a tool that they do not have."""
 pytestmark = [pytest.mark.clients, pytest.mark.processes]
 
 
@@ -75,3 +78,20 @@ async def test_an_answer_that_is_lost_on_its_way_is_sent_or_sampled_again(progra
     assert READ_AGAIN in str(turns[2].message), shown
     assert [turn.parent for turn in turns] == [None, 0, 0, 2], shown
     assert turns[3].fork is None, shown
+
+
+@pytest.mark.parametrize("program", [each for each in CLIENTS if each.client in ODD], ids=lambda program: program.name)
+async def test_calls_in_parallel_and_of_an_unknown_tool_stay_one_branch(program: ClientProgram, tmp_path: Path) -> None:
+    program.check_installed()
+    write, read, answer = program.replies
+    twice = f"  {write}\n{write.partition(chr(10))[2]}"
+    replies = [twice, tool_call("nosuch_tool", '{"a" :  1.50}'), read, answer]
+    played = await play(replace(program, replies=replies), tmp_path)
+    shown = evidence(played)
+
+    assert played.exit_status == 0, shown
+    assert (tmp_path / "work" / "hello.txt").read_text() == CONTENT, shown
+    verify(played.trajectory)
+    assert [turn.parent for turn in played.trajectory.turns] == [None, 0, 1, 2], shown
+    assert (played.branches, played.forks) == (1, {}), shown
+    assert played.resent == (["renamed"] if program.client == "opencode" else []), shown

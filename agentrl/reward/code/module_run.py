@@ -12,7 +12,8 @@ from typing import Final, cast
 from agentrl.errors import EnvironmentFault
 from agentrl.foreign import one_line, shortened
 from agentrl.reward.code.compare import read_tree
-from agentrl.reward.code.module_tests import TEST_FILE, ModuleTests
+from agentrl.reward.code.module_program import TEST_FILE
+from agentrl.reward.code.module_tests import ModuleTests
 from agentrl.reward.code.protocol import (
     FORGED,
     GRADER_FOLDER,

@@ -49,6 +49,10 @@ COMMANDS: Final = {
         "diff:diff_command",
         "Compare two runs: the fields of their run files that differ, final figures, and tasks whose success changed.",
     ),
+    "audit": Command(
+        "audit:audit_command",
+        "Prove from a run's files that the trained tokens are those that were sent and sampled; status 1 where one is not.",
+    ),
     "doctor": Command(
         "doctor:doctor_command", "Check this machine, a run file and its parts, play one episode, and print what to fix."
     ),

@@ -6,7 +6,7 @@ every id; an implementation that gets anything else raises `ReplyError`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -194,7 +194,7 @@ class UpdateReport:
     trainer_digest: str = ""
     """Digest of the weights that the trainer published, after its kind: `agentrl:HEX`."""
     server_digests: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The same of the weights in each server that was updated, by its URL; of another kind, it compares with no trainer's."""
+    """The same of the weights in each server that was updated, by its URL; the same where the kind is the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import gzip
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -20,12 +20,12 @@ import orjson
 
 from agentrl.episode.codec import stored_trajectory
 from agentrl.episode.summary import EndedEpisode, EpisodeSummary, summarize
-from agentrl.episode.trajectory import Trajectory, Turn
+from agentrl.episode.trajectory import Trajectory, Turn, VersionSpan
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.observe.episode_files import read_lines
 from agentrl.runs.reading import read_index, read_metrics, read_trained_lines
 from agentrl.runs.run import open_run
-from agentrl.tokens.verify import trained_digests, verify
+from agentrl.tokens.verify import request_digests, trained_digests, verify
 
 Verdict: TypeAlias = Literal["equal", "differs", "not recorded", "not trained"]
 _DAMAGE = (msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
@@ -164,6 +164,7 @@ class _Event(msgspec.Struct, frozen=True):
 _EVENT_FIELDS: Mapping[str, Sequence[str]] = {
     "step": (
         *("step", "policy_version", "episodes", "trained_groups", "loss_tokens", "masked_tokens"),
+        "staleness_max",
         "trainer.max_spot_difference",
     ),
     "publishing": ("version", "policy_version"),
@@ -171,23 +172,12 @@ _EVENT_FIELDS: Mapping[str, Sequence[str]] = {
 }
 
 
-class _Bounds(msgspec.Struct, frozen=True):
-    """What the run file says about the records."""
-
-    keep_steps: int | None
-    oldest: int | None
-    """Versions by which a trained token may be older than the trainer; None: not known, or older ones leave the loss."""
-
-
-def _bounds(path: Path) -> _Bounds:
+def _kept_steps(path: Path) -> int | None:
     try:
         config = open_run(path).config
     except ConfigError:  # of another release
-        config = None
-    if config is None:
-        return _Bounds(None, None)
-    masks = config.algorithm.staleness_policy == "mask"
-    return _Bounds(config.engine.keep_episode_steps, None if masks else config.algorithm.max_staleness)
+        return None
+    return None if config is None else config.engine.keep_episode_steps
 
 
 class _Auditor:
@@ -195,7 +185,7 @@ class _Auditor:
 
     def __init__(self, path: Path, events: Sequence[_Event], *, only: str | None) -> None:
         self._path, self._only, self._audit = path, only, Audit()
-        self._bounds = _bounds(path)
+        self._kept_steps = _kept_steps(path)
         self._steps = {event.fields["step"]: event.fields for event in events if event.kind == "step"}
         self._last_step = max(self._steps, default=0)
         self._step_of = {group: step for step, line in self._steps.items() for group in line.get("trained_groups", ())}
@@ -258,8 +248,6 @@ class _Auditor:
         line = self._pending.pop(row.episode_id, None)
         if line is None and row.failure is None:
             self._without_line.setdefault(step, []).append(row.episode_id)
-        if line is not None:
-            self._found[step] += 1
         return line
 
     def _load(self, step: int) -> None:
@@ -286,13 +274,12 @@ class _Auditor:
         expected = self._steps[step]["policy_version"] if step in self._steps else line.policy_version
         group = line.episode_id.partition(".")[0]
         trained_in = self._step_of.get(int(group)) if group.isdecimal() else None
+        turns = f"its turns, 0 to {len(line.turns) - 1},"
         if line.episode_id in seen:
-            self._audit.add(line.episode_id, f"step {step} trained it twice", 0)
+            self._audit.add(line.episode_id, f"step {step} trained {turns} twice")
         elif trained_in != step:
             also = "no step" if trained_in is None else f"step {trained_in}"
-            self._audit.add(
-                line.episode_id, f"step {step} trained it; by metrics.jsonl {also} did, so it was trained twice", 0
-            )
+            self._audit.add(line.episode_id, f"step {step} trained {turns} again; by metrics.jsonl {also} trained its group")
         elif (line.step, line.policy_version) != (step, expected):
             said = f"step {line.step} at version {line.policy_version}"
             self._audit.add(line.episode_id, f"its line says {said}; metrics.jsonl, step {step} at version {expected}")
@@ -309,76 +296,71 @@ class _Auditor:
             audit.add(row.episode_id, reason)
         for index, turn in enumerate(trajectory.turns):
             self._check_turn(row.episode_id, index, turn, line)
-        proved = self._with_requests(trajectory, line)
-        digests = self._branch_digests(proved, has_digests=line is not None and proved is not trajectory)
-        self._check_trained(trajectory, line, digests)
+        samples = verify(trajectory, has_digests=False)
+        digests = {turn: digest for sample in samples for turn, digest in trained_digests(sample).items()}
+        if line is not None and len(line.turns) != len(trajectory.turns):
+            audit.add(
+                row.episode_id, f"its record has {len(trajectory.turns)} turns, step {line.step} got {len(line.turns)}"
+            )
+        elif line is not None:
+            self._check_proofs(trajectory, line, digests)
+        elif self._only is not None:
+            audit.page = [AuditedTurn(turn=turn, sent="not recorded", trained="not trained") for turn in trajectory.turns]
 
     def _check_turn(self, episode_id: str, index: int, turn: Turn, line: _ProvedEpisode | None) -> None:
         if turn.parent is None and turn.fork is None and turn.sent_after > 0 and len(turn.context_ids):
             reason = f"it begins a conversation after {turn.sent_after} turns, and no reason of this fork is recorded"
             self._audit.add(episode_id, reason, index)
         for span in turn.spans:
-            if span.version not in self._announced:
-                self._audit.add(episode_id, f"version {span.version} sampled tokens {span.start} to {span.end}, but the run "
-                                f"never published it; it published {_range(self._announced)}", index)  # fmt: skip
-            elif line is not None and span.version > line.policy_version:
-                reason = (
-                    f"version {span.version} sampled it, but step {line.step} trained it at version {line.policy_version}"
-                )
-                self._audit.add(episode_id, reason, index)
-            elif line is not None and self._bounds.oldest is not None and turn.temperature > 0:
-                if span.version < line.policy_version - self._bounds.oldest:
-                    reason = f"version {span.version} sampled it, over max_staleness {self._bounds.oldest} before version "
-                    self._audit.add(
-                        episode_id, f"{reason}{line.policy_version}, at which step {line.step} trained it", index
-                    )
+            reason = self._wrong_version(span, line, is_trained=turn.temperature > 0)
+            if reason is not None:
+                self._audit.add(episode_id, f"tokens {span.start} to {span.end}: {reason}", index)
 
-    def _with_requests(self, trajectory: Trajectory, line: _ProvedEpisode | None) -> Trajectory:
-        """Return the trajectory with the digests of its requests; itself where they are not recorded."""
-        if line is None or all(turn.sent is None for turn in line.turns):
-            return trajectory
-        if len(line.turns) != len(trajectory.turns):
-            raise InvariantError(f"its record has {len(trajectory.turns)} turns, and step {line.step} got {len(line.turns)}")
-        pairs = zip(trajectory.turns, line.turns, strict=True)
-        turns = tuple(replace(turn, prompt_digest=bytes.fromhex(proved.sent or "")) for turn, proved in pairs)
-        return replace(trajectory, turns=turns)
+    def _wrong_version(self, span: VersionSpan, line: _ProvedEpisode | None, *, is_trained: bool) -> str | None:
+        """Return why a version cannot have sampled these tokens; None: it can."""
+        version = span.version
+        if version not in self._announced:
+            return f"version {version} sampled them, but the run never published it; it published {_range(self._announced)}"
+        if line is None:
+            return None
+        trained = f"step {line.step} trained them at version {line.policy_version}"
+        if version > line.policy_version:
+            return f"version {version} sampled them, but {trained}"
+        step = self._steps.get(line.step, {})
+        oldest = step.get("staleness_max")
+        if is_trained and oldest is not None and not step.get("masked_tokens") and line.policy_version - version > oldest:
+            return f"version {version} sampled them, but {trained}, and its oldest token was {oldest:g} versions old"
+        return None
 
-    def _branch_digests(self, trajectory: Trajectory, *, has_digests: bool) -> dict[int, str]:
-        """Return the digest of what training gets of each turn, after a check against the requests."""
-        try:
-            samples = verify(trajectory, has_digests=has_digests)
-        except InvariantError as error:
-            self._audit.add(trajectory.episode_id, str(error))
-            if not has_digests:
-                return {}
-            return self._branch_digests(trajectory, has_digests=False)
-        return {turn: digest for sample in samples for turn, digest in trained_digests(sample).items()}
-
-    def _check_trained(self, trajectory: Trajectory, line: _ProvedEpisode | None, digests: Mapping[int, str]) -> None:
+    def _check_proofs(self, trajectory: Trajectory, line: _ProvedEpisode, digests: Mapping[int, str]) -> None:
+        """Compare the ids of requests, and what was trained, with their digests; the digest of a turn covers those above."""
         audit, episode_id = self._audit, trajectory.episode_id
-        has_failed = {finding.text.partition(":")[0] for finding in audit.findings if finding.episode_id == episode_id}
-        is_proved = line is not None and any(turn.sent is not None for turn in line.turns)
-        wrong = False
-        for index, turn in enumerate(trajectory.turns):
-            sent: Verdict = "equal" if is_proved else "not recorded"
-            if f"episode {episode_id}, turn {index}" in has_failed:
-                sent = "differs"
-            verdict: Verdict = "not trained"
-            proved = line.turns[index] if line is not None and index < len(line.turns) else None
-            if line is not None and proved is not None and proved.advantage is not None:
+        self._found[line.step] += 1
+        is_recorded = any(proved.sent is not None for proved in line.turns)
+        seen: set[str] = set()
+        for index, (turn, proved, request) in enumerate(
+            zip(trajectory.turns, line.turns, request_digests(trajectory), strict=True)
+        ):
+            sent = _verdict(proved.sent, request.value.hex(), is_recorded=is_recorded)
+            if sent == "differs" and "sent" not in seen:
+                seen.add("sent")
+                reason = f"the recorded ids are not the request that was sent: digest {request.value.hex()} of "
+                audit.add(episode_id, f"{reason}{request.num_ids} context ids, sent {proved.sent or 'none'}", index)
+            trained: Verdict = "not trained"
+            if proved.advantage is not None:
                 self._count(turn, line)
-                verdict = _verdict(proved.trained, digests.get(index), is_proved=is_proved)
-                if turn.temperature == 0:
-                    audit.add(episode_id, "it was sampled at temperature 0, which is never trained, and was trained", index)
-                if verdict == "differs" and not wrong:  # the digest of a later turn covers this one
-                    reason = "its ids, log-probs or versions, or ids before them, are not those that were trained: digest "
-                    audit.add(episode_id, f"{reason}{digests.get(index, 'none')}, recorded {proved.trained}", index)
-                wrong = wrong or verdict == "differs"
+                trained = _verdict(proved.trained, digests.get(index), is_recorded=is_recorded)
+            if trained == "differs" and "trained" not in seen:
+                seen.add("trained")
+                reason = "its ids, log-probs or versions, or ids before them, are not those that were trained: digest "
+                audit.add(episode_id, f"{reason}{digests.get(index, 'none')}, trained {proved.trained or 'none'}", index)
+            if trained != "not trained" and turn.temperature == 0:
+                audit.add(episode_id, "it was sampled at temperature 0, which is never trained, and was trained", index)
             audit.sent[sent] += 1
-            audit.trained[verdict] += 1
+            audit.trained[trained] += 1
             if self._only is not None:
-                audit.page.append(AuditedTurn(turn=turn, sent=sent, trained=verdict))
-        audit.trained_step = line.step if line is not None else audit.trained_step
+                audit.page.append(AuditedTurn(turn=turn, sent=sent, trained=trained))
+        audit.trained_step = line.step
 
     def _count(self, turn: Turn, line: _ProvedEpisode) -> None:
         self._tokens[line.step] += len(turn.output_ids)
@@ -398,16 +380,14 @@ class _Auditor:
             names = ", ".join(self._without_line.get(step, ())) or "none"
             self._audit.add(None, f"step {step} trained {expected:g} episodes by metrics.jsonl, and its record has {lines}; "
                             f"episodes of its groups without a line: {names}")  # fmt: skip
-        elif self._found[step] == lines and "loss_tokens" in line and not line.get("masked_tokens"):
-            if self._tokens[step] != line["loss_tokens"] and not self._has_findings_of_turns():
-                counted = f"{line['loss_tokens']:g} tokens by metrics.jsonl, and its episodes have {self._tokens[step]}"
-                self._audit.add(None, f"step {step} trained {counted}")
-
-    def _has_findings_of_turns(self) -> bool:
-        return any(finding.episode_id is not None for finding in self._audit.findings)
+            return
+        are_counted = self._found[step] == lines and not line.get("masked_tokens")
+        if are_counted and self._tokens[step] != line.get("loss_tokens", self._tokens[step]):
+            counted = f"{line['loss_tokens']:g} tokens by metrics.jsonl, and its episodes have {self._tokens[step]}"
+            self._audit.add(None, f"step {step} trained {counted}")
 
     def _is_pruned(self, step: int) -> bool:
-        keep = self._bounds.keep_steps
+        keep = self._kept_steps
         return keep is not None and step <= self._last_step - keep
 
     def _version(self, number: int) -> VersionAudit:
@@ -418,12 +398,13 @@ class _Auditor:
             found = event.fields
             if event.kind == "published":
                 version = self._version(found["version"])
-                version.trainer_digest, version.server_digests = found["trainer_digest"], found["server_digests"]
+                published: str = found["trainer_digest"]
+                version.trainer_digest, version.server_digests = published, found["server_digests"]
                 version.probe_difference = found["probe_difference"]
                 for server, digest in version.server_digests.items():
-                    if _kind(digest) == _kind(version.trainer_digest) and digest != version.trainer_digest:
+                    if _kind(digest) == _kind(published) and digest != published:
                         what = f"version {found['version']}: {server} held weights of digest {digest}"
-                        self._audit.add(None, f"{what}, the trainer published {version.trainer_digest}")
+                        self._audit.add(None, f"{what}, the trainer published {published}")
             elif event.kind == "step" and found.get("trainer.max_spot_difference") is not None:
                 version = self._version(found["policy_version"])
                 spot = float(found["trainer.max_spot_difference"])
@@ -466,8 +447,8 @@ def _differences(row: EpisodeSummary, trajectory: Trajectory) -> Iterator[str]:
             yield f"{name} is {recorded} in its record and {indexed} in the index"
 
 
-def _verdict(recorded: str | None, digest: str | None, *, is_proved: bool) -> Verdict:
-    if recorded is None and not is_proved:
+def _verdict(recorded: str | None, digest: str | None, *, is_recorded: bool) -> Verdict:
+    if not is_recorded:
         return "not recorded"
     return "equal" if recorded == digest else "differs"
 

@@ -7,6 +7,7 @@ token is trained at most once, and versions and masks agree with the turns.
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 import numpy as np
 import orjson
@@ -14,6 +15,13 @@ import orjson
 from agentrl.episode.checks import check_turn
 from agentrl.errors import InvariantError
 from agentrl.types import Int32Array, Sample, Trajectory
+
+
+class RequestDigest(NamedTuple):
+    """The digest of the ids of a request, and their number."""
+
+    value: bytes
+    num_ids: int
 
 
 def verify(trajectory: Trajectory, *, has_digests: bool = True) -> list[Sample]:
@@ -25,7 +33,6 @@ def verify(trajectory: Trajectory, *, has_digests: bool = True) -> list[Sample]:
         InvariantError: the trajectory contradicts itself; the message names the episode, the turn and the contradiction.
     """
     where = f"episode {trajectory.episode_id}"
-    states: list[_Digest] = []
     for index, turn in enumerate(trajectory.turns):
         place = f"{where}, turn {index}"
         if not 0 <= turn.sent_after <= index:
@@ -33,16 +40,27 @@ def verify(trajectory: Trajectory, *, has_digests: bool = True) -> list[Sample]:
         if turn.parent is not None and not 0 <= turn.parent < turn.sent_after:
             raise InvariantError(f"{place}: its parent is turn {turn.parent}; expected one of the first {turn.sent_after}")
         check_turn(turn, None if turn.parent is None else trajectory.turns[turn.parent], place)
+    found = request_digests(trajectory) if has_digests else []
+    for index, (request, turn) in enumerate(zip(found, trajectory.turns, strict=has_digests)):
+        if request.value != turn.prompt_digest:
+            raise InvariantError(
+                f"{where}, turn {index}: the recorded ids are not the request that was sent: digest "
+                f"{request.value.hex()} of {request.num_ids} context ids, recorded {turn.prompt_digest.hex() or 'none'}"
+            )
+    return _verified_branches(trajectory, where)
+
+
+def request_digests(trajectory: Trajectory) -> list[RequestDigest]:
+    """Return the digest of each turn's request, as `Turn.prompt_digest`, by the ids that are recorded above the turn."""
+    states: list[_Digest] = []
+    found: list[RequestDigest] = []
+    for turn in trajectory.turns:
         state = _Digest() if turn.parent is None else states[turn.parent].copy()
         state.add(turn.context_ids)
-        if has_digests and state.value() != turn.prompt_digest:
-            raise InvariantError(
-                f"{place}: the recorded ids are not the request that was sent: digest {state.value().hex()} of "
-                f"{state.count} context ids, recorded {turn.prompt_digest.hex() or 'none'}"
-            )
+        found.append(RequestDigest(state.value(), state.count))
         state.add(turn.output_ids)
         states.append(state)
-    return _verified_branches(trajectory, where)
+    return found
 
 
 def trained_digests(sample: Sample) -> dict[int, str]:

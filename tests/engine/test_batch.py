@@ -81,7 +81,7 @@ async def test_what_a_step_trained_is_recorded_by_turn(renderer: Renderer) -> No
     assert [(each.episode_id, each.step, each.policy_version) for each in read] == [("0.0.0", 7, 3), ("0.1.0", 7, 3)]
     sent = [each.turns[0].prompt_digest.hex() for each in (good, greedy)]
     trained = trained_digests(prepared.batch.samples[0].sample)[0]
-    proximal = [*computed.tolist()]
+    proximal: list[float | None] = [*computed.tolist()]
     assert read[0].turns == [TrainedTurn(advantage=0.5, proximal_logprobs=proximal, sent=sent[0], trained=trained)]
     assert read[1].turns == [TrainedTurn(advantage=None, proximal_logprobs=None, sent=sent[1])]
 

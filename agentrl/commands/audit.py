@@ -1,0 +1,138 @@
+"""`agentrl audit`: the proof, from the files of a run, of what was sent, sampled and trained.
+
+Invariant: nothing is written; text of a run cannot move the cursor. Exit status 1 says that something does not hold, and
+each such thing is printed with its episode and turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from agentrl.errors import InvariantError
+from agentrl.foreign import visible
+from agentrl.runs.audit import Audit, AuditedTurn, VersionAudit, audit_run
+
+_MAX_FINDINGS: Final = 20
+_DIGEST_CHARACTERS: Final = 12
+_NOTHING: Final = "not recorded"
+
+
+def audit_command(run: Path, /, *, episode: str | None = None, all: bool = False) -> None:
+    """Prove from a run's files that the trained tokens are those that were sent and sampled; status 1 where one is not.
+
+    Args:
+        run: Directory of the run, such as runs/demo; nothing in it is changed.
+        episode: Print one page on this episode instead, turn by turn.
+        all: Print every thing that does not hold, instead of the first 20.
+    """
+    with _episode_bar() as on_start:
+        audit = audit_run(run, episode_id=episode, on_start=on_start)
+    print(visible(describe_audit(audit) if episode is None else describe_episode(audit, episode)))
+    if not audit.findings:
+        return
+    shown = audit.findings if all else audit.findings[:_MAX_FINDINGS]
+    lines = [f"  {visible(finding.text)}" for finding in shown]
+    if len(shown) < len(audit.findings):
+        lines.append(f"  and {len(audit.findings) - len(shown)} more; --all lists them")
+    raise InvariantError(f"{run}: {len(audit.findings)} of its records do not hold:\n" + "\n".join(lines))
+
+
+def describe_audit(audit: Audit) -> str:
+    """Return the counts of a run and a table of its versions."""
+    pruned = f", {audit.pruned} deleted by engine.keep_episode_steps" if audit.pruned else ""
+    facts = [
+        ("episodes", f"{audit.episodes} read{pruned}"),
+        ("turns", f"{audit.turns}"),
+        ("trained", f"{audit.trained_tokens} tokens in {audit.steps} steps"),
+        ("ids sent", f"turns of trained episodes: {_counts(audit.sent.items())}"),
+        ("ids trained", f"turns of trained episodes: {_counts(audit.trained.items())}"),
+        ("forks", _counts(audit.forks.items()) or "none"),
+        ("does not hold", f"{len(audit.findings)}" if audit.findings else "nothing"),
+    ]
+    return _columns(facts) + "\n\n" + _version_table(audit.versions)
+
+
+def describe_episode(audit: Audit, episode_id: str) -> str:
+    """Return one page on an episode: each turn with its versions, the proofs of its ids, and why it forked."""
+    trained = "not trained" if audit.trained_step is None else f"trained by step {audit.trained_step}"
+    head = f"episode {episode_id}: {len(audit.page)} turns, {trained}"
+    rows = [("turn", "continues", "fork", "context", "sampled", "versions", "ids sent", "ids trained")]
+    rows += [_turn_row(index, audited) for index, audited in enumerate(audit.page)]
+    used = {span.version for audited in audit.page for span in audited.turn.spans}
+    versions = {number: audit.versions.get(number, VersionAudit()) for number in used}
+    return "\n\n".join([head, _columns(rows), _version_table(versions)])
+
+
+def _turn_row(index: int, audited: AuditedTurn) -> tuple[str, ...]:
+    turn = audited.turn
+    return (
+        f"{index}",
+        "–" if turn.parent is None else f"turn {turn.parent}",
+        str(turn.fork or "–"),
+        f"{len(turn.context_ids)}",
+        f"{len(turn.output_ids)}",
+        ", ".join(f"{span.version} ({span.start} to {span.end})" for span in turn.spans) or "–",
+        audited.sent,
+        audited.trained,
+    )
+
+
+def _version_table(versions: Mapping[int, VersionAudit]) -> str:
+    rows = [("version", "trained tokens", "trainer", "servers", "probe", "spot check")]
+    for number, version in sorted(versions.items()):
+        digests = sorted(set(version.server_digests.values()))
+        rows.append((
+            f"{number}",
+            f"{version.trained_tokens}",
+            _short(version.trainer_digest),
+            f"{len(version.server_digests)}: {', '.join(map(_short, digests))}" if digests else _NOTHING,
+            _nats(version.probe_difference),
+            _nats(version.spot_difference),
+        ))  # fmt: skip
+    return _columns(rows) + "\n(digests of the weights; largest differences of log-probs between server and trainer, nats)"
+
+
+def _short(digest: str | None) -> str:
+    if digest is None:
+        return _NOTHING
+    kind, _, value = digest.partition(":")
+    return f"{kind}:{value[:_DIGEST_CHARACTERS]}"
+
+
+def _nats(difference: float | None) -> str:
+    return _NOTHING if difference is None else f"{difference:.2g}"
+
+
+def _counts(found: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(found))
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+@contextmanager
+def _episode_bar() -> Generator[Callable[[int], Callable[[], None]]]:
+    """Show the episodes that were checked on standard error when that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("episodes"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+
+    def on_start(total: int) -> Callable[[], None]:
+        task = bar.add_task("episodes", total=total)
+
+        def advance() -> None:
+            with suppress(OSError):  # a terminal that is gone does not end the command
+                bar.advance(task)
+
+        return advance
+
+    with bar:
+        yield on_start

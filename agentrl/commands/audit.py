@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from agentrl.errors import InvariantError
 from agentrl.foreign import visible
-from agentrl.runs.audit import Audit, AuditedTurn, VersionAudit, audit_run
+from agentrl.runs.proof import Audit, AuditedTurn, VersionAudit, audit_run
 
 _MAX_FINDINGS: Final = 20
 _DIGEST_CHARACTERS: Final = 12
@@ -50,9 +50,9 @@ def describe_audit(audit: Audit) -> str:
         ("episodes", f"{audit.episodes} read{pruned}"),
         ("turns", f"{audit.turns}"),
         ("trained", f"{audit.trained_tokens} tokens in {audit.steps} steps"),
-        ("ids sent", f"turns of trained episodes: {_counts(audit.sent.items())}"),
-        ("ids trained", f"turns of trained episodes: {_counts(audit.trained.items())}"),
-        ("forks", _counts(audit.forks.items()) or "none"),
+        ("ids sent", f"turns of trained episodes: {_count_text(audit.sent.items())}"),
+        ("ids trained", f"turns of trained episodes: {_count_text(audit.trained.items())}"),
+        ("forks", _count_text(audit.forks.items()) or "none"),
         ("does not hold", f"{len(audit.findings)}" if audit.findings else "nothing"),
     ]
     return _columns(facts) + "\n\n" + _version_table(audit.versions)
@@ -109,7 +109,7 @@ def _nats(difference: float | None) -> str:
     return _NOTHING if difference is None else f"{difference:.2g}"
 
 
-def _counts(found: Iterable[tuple[str, int]]) -> str:
+def _count_text(found: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(found))
 
 

@@ -19,7 +19,7 @@ from agentrl.client import Client
 from agentrl.commands.audit import audit_command
 from agentrl.commands.running import run_command
 from agentrl.errors import ConfigError
-from agentrl.runs.audit import audit_run
+from agentrl.runs.proof import audit_run
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
 from tests.engine.harness import TASKS, coin, make_engine, run

@@ -6,6 +6,7 @@ block of `open_transfer` is left, unfinished groups are closed, so the trainer m
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
@@ -181,6 +182,12 @@ async def check_changed(member: Member, expected: ExpectedWeights, held: Mapping
         f"{member.url}: took version {expected.version}, but its digests are those of version {former.version}, from which "
         f"the published weights differ ({expected.origin}): it kept its former weights"
     )
+
+
+def labelled_digest(kind: str, tensors: Mapping[str, str]) -> str:
+    """Return one digest of all tensors of a model, from the digest of each, with their kind in front: `agentrl:HEX`."""
+    listed = "".join(f"{name} {tensors[name]}\n" for name in sorted(tensors))
+    return f"{kind}:{hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()}"
 
 
 def compare(

@@ -23,8 +23,7 @@ from agentrl.concurrency import task_group
 from agentrl.errors import ServerError, ServerUnavailable, WeightSyncError
 from agentrl.inference.backend import Probe, UpdateReport, WeightSource
 from agentrl.inference.pool.members import Member, Members, PauseMode, State, ask_member
-from agentrl.inference.pool.transfer import Each, WeightTransfer, check_changed, compare, open_transfer
-from agentrl.weights.tensors import model_checksum
+from agentrl.inference.pool.transfer import Each, WeightTransfer, check_changed, compare, labelled_digest, open_transfer
 
 logger = logging.getLogger(__name__)
 CLEANUP_S = 3.0
@@ -80,10 +79,9 @@ class WeightSwap:
                 pause_after_s=began - entered,
                 pause_s=anyio.current_time() - began,
                 num_bytes=transfer.num_bytes,
-                trainer_digest=f"agentrl:{model_checksum(transfer.expected.tensor_checksums)}",
+                trainer_digest=labelled_digest("agentrl", transfer.expected.tensor_checksums),
                 server_digests={
-                    member.url: f"{member.server.checksum_kind}:{model_checksum(held)}"
-                    for member, held in self.digests.items()
+                    member.url: labelled_digest(member.server.checksum_kind, held) for member, held in self.digests.items()
                 },
             )
 

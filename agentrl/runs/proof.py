@@ -37,7 +37,7 @@ _VERSIONS = ("min_version", "max_version")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Mismatch:
     """Something that does not hold."""
 
     episode_id: str | None
@@ -89,7 +89,7 @@ class Audit:
     """Turns that forked, by reason."""
     versions: dict[int, VersionAudit] = field(default_factory=dict[int, VersionAudit])
     steps: int = 0
-    findings: list[Finding] = field(default_factory=list[Finding])
+    findings: list[Mismatch] = field(default_factory=list[Mismatch])
     page: list[AuditedTurn] = field(default_factory=list[AuditedTurn])
     """The turns, of an audit of one episode."""
     trained_step: int | None = None
@@ -98,7 +98,7 @@ class Audit:
     def add(self, episode_id: str | None, reason: str, turn: int | None = None) -> None:
         """Record that something does not hold."""
         where = "" if episode_id is None else f"episode {episode_id}{'' if turn is None else f', turn {turn}'}: "
-        self.findings.append(Finding(episode_id, reason if where and reason.startswith(where[:-2]) else where + reason))
+        self.findings.append(Mismatch(episode_id, reason if where and reason.startswith(where[:-2]) else where + reason))
 
 
 class _ProvedTurn(msgspec.Struct, frozen=True):
@@ -130,7 +130,7 @@ def audit_run(
     """
     run = open_run(path)
     try:
-        events, rows = list(map(_Event.of, read_metrics(run.path))), read_index(run.path)
+        events, rows = list(map(_LoggedEvent.of, read_metrics(run.path))), read_index(run.path)
     except (msgspec.MsgspecError, orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise InvariantError(f"{run.path}: a line of metrics.jsonl or of episodes/index.jsonl is cut: {error}") from error
     if not rows:
@@ -148,14 +148,14 @@ def audit_run(
     return auditor.finish()
 
 
-class _Event(msgspec.Struct, frozen=True):
+class _LoggedEvent(msgspec.Struct, frozen=True):
     """The part of a line of `metrics.jsonl` that an audit needs."""
 
     kind: str
     fields: Mapping[str, Any]
 
     @classmethod
-    def of(cls, line: Mapping[str, Any]) -> _Event:
+    def of(cls, line: Mapping[str, Any]) -> _LoggedEvent:
         kind = line["event"]
         names = _EVENT_FIELDS.get(kind, ("policy_version",))
         return cls(kind, {name: line[name] for name in names if name in line})
@@ -183,7 +183,7 @@ def _kept_steps(path: Path) -> int | None:
 class _Auditor:
     """Checks records one after the other, each with what a step says that it trained of it."""
 
-    def __init__(self, path: Path, events: Sequence[_Event], *, only: str | None) -> None:
+    def __init__(self, path: Path, events: Sequence[_LoggedEvent], *, only: str | None) -> None:
         self._path, self._only, self._audit = path, only, Audit()
         self._kept_steps = _kept_steps(path)
         self._steps = {event.fields["step"]: event.fields for event in events if event.kind == "step"}
@@ -393,7 +393,7 @@ class _Auditor:
     def _version(self, number: int) -> VersionAudit:
         return self._audit.versions.setdefault(number, VersionAudit())
 
-    def _read_versions(self, events: Sequence[_Event]) -> None:
+    def _read_versions(self, events: Sequence[_LoggedEvent]) -> None:
         for event in events:
             found = event.fields
             if event.kind == "published":
@@ -402,7 +402,7 @@ class _Auditor:
                 version.trainer_digest, version.server_digests = published, found["server_digests"]
                 version.probe_difference = found["probe_difference"]
                 for server, digest in version.server_digests.items():
-                    if _kind(digest) == _kind(published) and digest != published:
+                    if _digest_kind(digest) == _digest_kind(published) and digest != published:
                         what = f"version {found['version']}: {server} held weights of digest {digest}"
                         self._audit.add(None, f"{what}, the trainer published {published}")
             elif event.kind == "step" and found.get("trainer.max_spot_difference") is not None:
@@ -453,7 +453,7 @@ def _verdict(recorded: str | None, digest: str | None, *, is_recorded: bool) -> 
     return "equal" if recorded == digest else "differs"
 
 
-def _kind(digest: str) -> str:
+def _digest_kind(digest: str) -> str:
     return digest.partition(":")[0]
 
 

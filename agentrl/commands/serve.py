@@ -75,7 +75,7 @@ def serve_command(
         faults=parse_faults(fault),
         allowed_origins=allow_origin,
     )
-    _serve(options, served_model_name or model.resolve().name, template_options, sampling)
+    _serve_checkpoint(options, served_model_name or model.resolve().name, template_options, sampling)
 
 
 def _key_of(variable: str | None) -> str | None:
@@ -85,7 +85,7 @@ def _key_of(variable: str | None) -> str | None:
     return key
 
 
-def _serve(
+def _serve_checkpoint(
     options: ServeOptions, name: str, template_options: Mapping[str, bool | int | str], sampling: SamplingConfig
 ) -> None:
     """Serve until an interrupt ends the process; print the URL once the server answers."""

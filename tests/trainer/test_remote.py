@@ -67,11 +67,11 @@ class _Acts(logging.Handler):
 @contextmanager
 def _acting_on_records(*actions: Callable[[], object]) -> Generator[None]:
     handler = _Acts(actions)
-    logging.getLogger("agentrl.trainer").addHandler(handler)
+    logging.getLogger("agentrl.processes").addHandler(handler)
     try:
         yield
     finally:
-        logging.getLogger("agentrl.trainer").removeHandler(handler)
+        logging.getLogger("agentrl.processes").removeHandler(handler)
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class Dialect(Protocol):
         """Return a body as a call; `store` is None where nothing is kept between calls.
 
         Raises:
-            RequestRejected: the body is no JSON object, or asks for what nobody here can do.
+            CallRefused: the body is no JSON object, or asks for what this server cannot do.
         """
         ...
 

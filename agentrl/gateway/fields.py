@@ -1,4 +1,4 @@
-"""Reading of bodies: typed fields, limits, and the names of the fields that nobody reads.
+"""Reading of bodies: typed fields, limits, and the names of unread fields.
 
 Invariant: a body that is no JSON object, is nested too deeply or has a field of the wrong type raises `CallRefused`, whose
 message names the field.

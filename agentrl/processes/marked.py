@@ -1,6 +1,6 @@
 """The processes that carry a mark in their environment: children of a program that left its group are found by it.
 
-Invariant: only a process whose own environment holds the mark is signalled; the mark is a secret that nobody has by chance.
+Invariant: only a process whose own environment holds the mark is signalled; no other process has this secret by chance.
 """
 
 from __future__ import annotations

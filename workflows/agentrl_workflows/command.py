@@ -10,7 +10,7 @@ The program runs once an episode, in a working directory of its own that holds `
 `Door.environment`, such as `OPENAI_BASE_URL` and `ANTHROPIC_BASE_URL`, which the clients of these APIs read by themselves.
 
 Invariant: an episode has the reward that the program, a file or the grader named, or is a failure; a program that broke is
-never a 0 that nobody chose. When the episode ends, so have its processes.
+never a silent 0. The processes of an episode end before the episode does.
 """
 
 from __future__ import annotations

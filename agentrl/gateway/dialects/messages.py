@@ -198,7 +198,7 @@ def _block_usage(counts: Counts) -> dict[str, object]:
 
 
 def signature(thinking: str) -> str:
-    """Return the signature of thinking, which clients carry and nobody checks: changed thinking is the client's edit."""
+    """Return the signature of thinking, which clients carry and no server checks: changed thinking is the client's edit."""
     return hashlib.blake2b(thinking.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 

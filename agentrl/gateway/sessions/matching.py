@@ -1,6 +1,6 @@
 """Histories as clients send them back: an answer that a client rewrote becomes the answer that was recorded.
 
-Clients parse the arguments of tool calls and write them anew, fill in defaults, convert types, drop reasoning, change ids.
+Clients parse the arguments of tool calls and write them again, fill in defaults, convert types, drop reasoning, change ids.
 An answer is found by the ids of its calls, else by its place in the conversation. It is taken for the recorded one only
 where each difference has a name in `Change`; any other difference is an edit, which the token graph records as a fork.
 

@@ -53,6 +53,8 @@ def test_a_search_that_waits_ends_when_it_is_stopped() -> None:
 
 @pytest.fixture(autouse=True)
 def _threads_end() -> Iterator[None]:
-    before = threading.active_count()
+    before = set(threading.enumerate())  # a thread of an earlier test may end meanwhile
     yield
-    assert threading.active_count() == before
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive(), thread.name

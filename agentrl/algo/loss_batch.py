@@ -96,6 +96,8 @@ class TokenLoss:
 
     loss: Tensor
     """[T] loss of each token, before weights and aggregation."""
+    clipped: Tensor | None = None
+    """[T] bool: tokens whose gradient the loss stops; None: none."""
     metrics: Mapping[str, Metric] = field(default_factory=dict[str, Metric])
 
 
@@ -107,6 +109,8 @@ class Weights:
     """[T] factor of the token's loss, without gradient."""
     keep: Tensor
     """[T] bool: False takes the token out of the loss."""
+    capped: Tensor | None = None
+    """[T] bool: kept tokens whose weight was limited; None: none."""
     metrics: Mapping[str, Metric] = field(default_factory=dict[str, Metric])
 
 

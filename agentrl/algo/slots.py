@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias
 
 from agentrl.config.base import Config
 
-Need: TypeAlias = Literal["entropy", "reference", "values"]
-"""What the trainer computes only where a slot needs it."""
+Need: TypeAlias = Literal["entropy", "reference", "values", "batch"]
+"""A thing that is computed only where a slot needs it; `batch`: all groups of a step at once."""
 
 
 class NoOptions(Config):
@@ -31,3 +31,5 @@ class Bundled:
     needs: frozenset[Need] = frozenset()
     dense: bool = False
     """Whether tokens of advantage 0 have a gradient."""
+    corrects: bool = False
+    """Whether a policy loss weighs tokens by current / behavior itself, so that a correction beside it counts twice."""

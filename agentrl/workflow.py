@@ -6,14 +6,11 @@ a reward of 0.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial, wraps
-from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias, cast
 
@@ -22,6 +19,7 @@ from agentrl.concurrency import SharedContext
 from agentrl.episode.checks import check_reward
 from agentrl.errors import ConfigError, WorkflowError, boundary
 from agentrl.types import MemberAdvantages, StopReason, Task, Trajectory
+from agentrl.user_code import import_user_module
 
 WorkflowFunction = Callable[..., Awaitable[float | None]]
 """`async def solve(task, client) -> float`; None where it has called `client.reward_final`."""
@@ -192,34 +190,6 @@ def load_workflow(spec: str, args: Mapping[str, Any] | None = None) -> RolloutWo
         hint = f"it has {', '.join(found)}" if found else "it defines no workflow"
         raise ConfigError(f"workflow: module {module_name} has no {name!r}; {hint}") from None
     return as_workflow(candidate, args)
-
-
-def import_user_module(name: str, field: str = "workflow") -> ModuleType:
-    """Return a module of the user, which may be in the current directory; `field` names it in messages."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigError(
-                f"{field}: there is no module {name!r}; looked in {here} and the installed packages"
-            ) from error
-        raise ConfigError(f"{field}: module {name!r} needs {error.name!r}, which is not installed") from error
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{field}: importing {name!r} raised {type(error).__name__}: {error}") from error
-
-
-def import_user_object(spec: str, field: str) -> object:
-    """Return the object `module:name`; `field` names the setting in messages."""
-    module, colon, name = spec.partition(":")
-    if not (module and colon and name):
-        raise ConfigError(f"{field}: expected module:name, such as my_agent:helper, got {spec!r}")
-    try:
-        return getattr(import_user_module(module, field), name)
-    except AttributeError:
-        raise ConfigError(f"{field}: module {module} has no {name!r}") from None
 
 
 def _workflows_in(module: ModuleType) -> list[str]:

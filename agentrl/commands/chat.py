@@ -30,7 +30,7 @@ from agentrl.foreign import one_line, visible
 from agentrl.inference.backend import TEMPERATURE_RULE, is_temperature
 from agentrl.inference.config import has_credentials
 from agentrl.tools import Tool, reply_to, tool
-from agentrl.workflow import import_user_object
+from agentrl.user_code import import_user_object
 
 MAX_ROUNDS = 20
 """Answers with tool calls in a row, after which the user is asked again."""

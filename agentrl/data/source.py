@@ -21,7 +21,7 @@ from agentrl.data.files import file_stem, find_files, read_rows
 from agentrl.data.stream import IteratedStream, TaskStream, stream_task
 from agentrl.errors import ConfigError
 from agentrl.types import Task
-from agentrl.workflow import import_user_object
+from agentrl.user_code import import_user_object
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.plan.plan import Plan
 from agentrl.plan.trackers import load_trackers
-from agentrl.workflow import import_user_module, load_workflow
+from agentrl.user_code import import_user_module
+from agentrl.workflow import load_workflow
 
 
 def missing_here(plan: Plan) -> list[str]:

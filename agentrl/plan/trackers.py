@@ -18,7 +18,7 @@ from agentrl.observe.resuming import last_wall_s
 from agentrl.observe.trackers.base import TrackedRun, Tracker
 from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.tokens.renderer import Renderer
-from agentrl.workflow import import_user_module
+from agentrl.user_code import import_user_module
 
 
 class _Bundled(NamedTuple):

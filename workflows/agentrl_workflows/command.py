@@ -41,7 +41,8 @@ from agentrl.sandbox.pipes import PipedProcess
 from agentrl.sandbox.types import Ending, Limits, Program, Result
 from agentrl.sandbox.unsafe import ProcessBox
 from agentrl.types import JsonValue, Task
-from agentrl.workflow import RolloutWorkflow, import_user_object
+from agentrl.user_code import import_user_object
+from agentrl.workflow import RolloutWorkflow
 
 AnswerGrader: TypeAlias = Callable[[str, Task], float | Awaitable[float]]
 TASK_FILE: Final = "task.json"

@@ -23,7 +23,8 @@ from agentrl.episode.checks import check_reward
 from agentrl.errors import ConfigError, WorkflowError
 from agentrl.tools import RepliesToCalls, reply_to, tool
 from agentrl.types import Task
-from agentrl.workflow import RolloutWorkflow, import_user_object
+from agentrl.user_code import import_user_object
+from agentrl.workflow import RolloutWorkflow
 
 AnswerGrader: TypeAlias = Callable[[str, Task], float | Awaitable[float]]
 """Gets the last message of the model and the task, and returns the reward."""

@@ -99,6 +99,13 @@ def usage(prompt_tokens: int, generation: Generation) -> dict[str, object]:
     return counts
 
 
+def answer_usage(answer: Answer) -> dict[str, object] | None:
+    """Return the token counts of an answer; None of an endpoint that reports none."""
+    if answer.native is None:
+        return usage(answer.num_context, answer.generation)
+    return None if answer.native.usage is None else answer.native.usage.model_dump(exclude_unset=True)
+
+
 def token_logprobs(renderer: Renderer, generation: Generation) -> dict[str, object]:
     """Return one entry for each sampled token; `bytes` is None where a token is not whole UTF-8 by itself."""
     entries: list[dict[str, object]] = []
@@ -140,8 +147,8 @@ class ChunkWriter:
         if answer.logprobs is not None:
             extra["logprobs"] = answer.logprobs
         self._chunks.append(chunk(self._header, {}, finish=finish_reason(message, generation), extra=extra))
-        if self._include_usage:
-            self._chunks.append(chunk(self._header, None, usage=usage(answer.num_context, generation)))
+        if self._include_usage and (counts := answer_usage(answer)) is not None:
+            self._chunks.append(chunk(self._header, None, usage=counts))
 
     def _write_role(self) -> None:
         if not self._has_role:

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from json import JSONDecodeError
 from typing import Any, NamedTuple, NoReturn, cast
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import anyio
 import numpy as np
@@ -75,6 +76,7 @@ class EndpointBackend(ClientBackend):
         self._conversations = Conversations()
         self._tools: list[Sequence[Mapping[str, Any]] | None] = []
         """The tools of each turn's request."""
+        self._identities: set[str] = set()
 
     @property
     def _endpoint(self) -> AsyncOpenAI:
@@ -103,7 +105,7 @@ class EndpointBackend(ClientBackend):
             request, result = await self._send(asked, stream=False)
             if not isinstance(result, ChatCompletion):
                 raise request.replies.broken(f"{type(result).__name__} {result!r:.80}")
-            answer = self.record(result, request)
+            answer = self.record(result, request, self.own_identity(result.id))
             running.complete()
         return answer
 
@@ -182,8 +184,14 @@ class EndpointBackend(ClientBackend):
             arguments["stream_options"] = {**options, "include_usage": True}
         return stream and not options.get("include_usage")
 
-    def record(self, completion: ChatCompletion, request: SentRequest) -> Answer:
-        """Add the turn of a call that is complete, and return its answer.
+    def own_identity(self, given: object) -> str:
+        """Return the id that an endpoint gave an answer, or another one where it gave none or gave it before."""
+        identity = given if isinstance(given, str) and given and given not in self._identities else f"chatcmpl-{uuid4().hex}"
+        self._identities.add(identity)
+        return identity
+
+    def record(self, completion: ChatCompletion, request: SentRequest, identity: str) -> Answer:
+        """Add the turn of a call that is complete, and return its answer, which has the id `identity`.
 
         Raises:
             WorkflowError: the episode was closed while the call ran.
@@ -209,7 +217,7 @@ class EndpointBackend(ClientBackend):
             sent_after=request.sent_after,
             sent_at=request.sent_at,
             parent=parent,
-            message=choice.message.model_dump(exclude_none=True),
+            message=_message_of(choice),
             temperature=request.temperature,
             fork=ForkReason.NEW_CONVERSATION if parent is None and episode.turns else None,
             messages=request.continued.added,
@@ -224,10 +232,14 @@ class EndpointBackend(ClientBackend):
             count = _reported(completion, name)
             if count is not None:
                 episode.reported_tokens[name] = episode.reported_tokens.get(name, 0.0) + count
-        episode.announce(completion.id, sampled, completion)
-        generation = replace(_NO_TOKENS, stop_reason=stop_reason)
+        episode.announce(completion.id, sampled, completion, identity)
         return Answer(
-            id=completion.id, model=completion.model, message=turn.message, generation=generation, native=completion
+            id=identity,
+            model=completion.model,
+            message=turn.message,
+            generation=replace(_NO_TOKENS, stop_reason=stop_reason),
+            logprobs=None if choice.logprobs is None else choice.logprobs.model_dump(),
+            native=completion,
         )
 
 
@@ -422,11 +434,12 @@ class _EndpointStream(AnswerStream):
         except StopAsyncIteration:
             with replies.reading("a stream without chunks"):
                 whole = self._state.current_completion_snapshot
-            answer = self._endpoint.record(whole, self._request)
+            answer = self._endpoint.record(whole, self._request, self.id or self._endpoint.own_identity(""))
             self._counted.complete()
             return [answer]
         with replies.reading(chunk):
             self._state.handle_chunk(chunk)
+        self.id, self.model = self.id or self._endpoint.own_identity(chunk.id), chunk.model
         is_unasked = self._request.hides_usage and not chunk.choices and chunk.usage is not None
         return [] if is_unasked else [chunk]
 
@@ -434,6 +447,14 @@ class _EndpointStream(AnswerStream):
         """Drop the connection of a stream that is left."""
         if error is None:
             await self._inner.close()
+
+
+def _message_of(choice: Choice) -> Message:
+    """Return the message of a choice; the parts of a stream carry the numbers of their calls, which no answer has."""
+    message = choice.message.model_dump(exclude_none=True)
+    for call in message.get("tool_calls", ()):
+        call.pop("index", None)
+    return message
 
 
 def _reported(completion: ChatCompletion, name: str) -> int | None:

@@ -73,6 +73,7 @@ class Episode:
         self._task_id = settings.task_id
         self._on_turn = settings.on_turn
         self._turn_by_id: dict[str, int] = {}
+        self._turn_by_own_id: dict[str, int] = {}
         self._turn_by_object: dict[int, tuple[object, int]] = {}
         self._closed = False
         self._num_branches = 0
@@ -201,23 +202,24 @@ class Episode:
             answer=self.answer,
         )
 
-    def announce(self, completion_id: str, num_tokens: int, given: object = None) -> None:
+    def announce(self, completion_id: str, num_tokens: int, given: object = None, own_id: str | None = None) -> None:
         """Count the turn that was recorded last, let `reward` find it, and pass it on.
 
-        `given` is the object that the caller gets, where ids may be missing or the same for several calls.
+        `given` is the object that the caller gets, where ids may be missing or the same for several calls; `own_id` is
+        unique, and what `turn_of` knows the turn by.
         """
         turn = len(self.turns) - 1
         self.calls.add_turn(num_tokens)
+        self._turn_by_own_id[own_id or completion_id] = turn
         self._turn_by_id[completion_id] = _AMBIGUOUS if completion_id in self._turn_by_id else turn
         if given is not None:
             self._turn_by_object[id(given)] = (given, turn)
         if self._on_turn is not None:
             self._on_turn(self.turns[turn])
 
-    def turn_of(self, completion_id: str) -> int | None:
-        """Return the index of the turn of a completed call; None if no single one has the id."""
-        turn = self._turn_by_id.get(completion_id)
-        return None if turn == _AMBIGUOUS else turn
+    def turn_of(self, own_id: str) -> int | None:
+        """Return the index of the turn of a completed call (`Answer.id`); None if there is none with the id."""
+        return self._turn_by_own_id.get(own_id)
 
     def _find_turn(self, target: object) -> int:
         entry = self._turn_by_object.get(id(target))

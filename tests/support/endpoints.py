@@ -86,3 +86,67 @@ def endpoint_client(
 ) -> Client:
     settings = EpisodeSettings(**dict[str, Any](episode_id="e", task_id="t") | options)
     return Client(EndpointBackend(connection, model, settings, sampling=sampling))
+
+
+class ToolEndpoint:
+    """An OpenAI-compatible server whose model calls the tool `calc` with the first two numbers of a task, and then answers.
+
+    Its streams come in small pieces; it holds each one after its first piece of text, until `release` is set.
+    """
+
+    def __init__(self, *, reasoning: str = "", identity: str | None = None) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.release = anyio.Event()
+        self._reasoning, self._identity = reasoning, identity
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        results = [message["content"] for message in body["messages"] if message["role"] == "tool"]
+        message: dict[str, Any] = {"role": "assistant", "content": f"It is {results[-1]}." if results else "I add."}
+        if self._reasoning:
+            message["reasoning_content"] = self._reasoning
+        if not results:
+            function = {"name": "calc", "arguments": '{"a": 2, "op": "+", "b": 3}'}
+            message["tool_calls"] = [{"id": f"call_{len(self.bodies)}", "type": "function", "function": function}]
+        finish = "stop" if results else "tool_calls"
+        usage = {
+            "prompt_tokens": 70,
+            "completion_tokens": 9,
+            "total_tokens": 79,
+            "prompt_tokens_details": {"cached_tokens": 64},
+        }
+        identity = self._identity if self._identity is not None else f"chatcmpl-{len(self.bodies)}"
+        head = {"id": identity, "created": 1, "model": body["model"]}
+        if not body.get("stream"):
+            choice = {"index": 0, "message": message, "finish_reason": finish}
+            return web.json_response({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
+        head["object"] = "chat.completion.chunk"
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for number, delta in enumerate(_pieces(message)):
+            choices = [{"index": 0, "delta": delta, "finish_reason": None}]
+            await response.write(f"data: {json.dumps({**head, 'choices': choices})}\n\n".encode())
+            if number == 1:
+                await self.release.wait()
+        last: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}]
+        if (body.get("stream_options") or {}).get("include_usage"):
+            last.append({"choices": [], "usage": usage})
+        for fields in last:
+            await response.write(f"data: {json.dumps({**head, **fields})}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+def _pieces(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the deltas of an answer: text in pieces of three characters, and the arguments of calls in two."""
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    for name in ("reasoning_content", "content"):
+        text = message.get(name, "")
+        deltas += [{name: text[at : at + 3]} for at in range(0, len(text), 3)]
+    for index, call in enumerate(message.get("tool_calls", [])):
+        arguments = call["function"]["arguments"]
+        deltas.append({"tool_calls": [{**call, "index": index, "function": {**call["function"], "arguments": ""}}]})
+        for part in (arguments[:5], arguments[5:]):
+            deltas.append({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
+    return deltas

@@ -56,7 +56,7 @@ class ChatDialect:
 
     def answer(self, call: DialectCall, answer: Answer) -> dict[str, object]:
         """Return a chat completion."""
-        return _without_ids(completion(answer).model_dump(mode="json", exclude_unset=True), call)
+        return _without_ids({**completion(answer).model_dump(mode="json", exclude_unset=True), "id": answer.id}, call)
 
     def events(self, call: DialectCall, answer_id: str) -> ChatEvents:
         """Return the writer of a chunked completion."""

@@ -120,10 +120,11 @@ class SharedCall:
 
     async def _run_stream(self) -> None:
         stream = await self._backend.stream(self._asked)
-        self.id = stream.id
         try:
             while self.answer is None:
-                for piece in await stream.next():
+                pieces = await stream.next()
+                self.id = stream.id
+                for piece in pieces:
                     self._add(piece)
                 self._tell()
         except BaseException as error:

@@ -27,6 +27,7 @@ from agentrl.concurrency import task_group
 from agentrl.errors import AgentRLError, WorkflowError
 from agentrl.gateway.body import CallRefused, code_of, status_of
 from agentrl.gateway.dialect import Dialect, DialectCall, EventWriter
+from agentrl.gateway.dialects.answers import delta_of
 from agentrl.gateway.sessions.calls import SharedCall
 from agentrl.gateway.sessions.dialects import COUNT_ROUTE, dialect_of_path, served_dialects, served_routes
 from agentrl.gateway.sessions.session import EpisodeSession
@@ -221,9 +222,9 @@ async def _send_answer_events(
 
 
 def _events_of(writer: EventWriter, piece: Piece) -> Sequence[bytes]:
-    if isinstance(piece, Delta):
-        return writer.push(piece)
-    return writer.finish(piece) if isinstance(piece, Answer) else ()
+    if isinstance(piece, Answer):
+        return writer.finish(piece)
+    return writer.push(piece if isinstance(piece, Delta) else delta_of(piece))
 
 
 async def _write_frames(response: web.StreamResponse, events: Sequence[bytes]) -> None:

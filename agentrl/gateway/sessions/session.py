@@ -71,7 +71,9 @@ class EpisodeSession:
         for name in call.ignored:
             self._count_ignored(name)
         messages = self._history.restored(call.messages, call.arguments.get("tools"))
-        arguments = call.arguments if call.model is None else {"model": call.model, **call.arguments}
+        arguments = dict(call.arguments) if call.model is None else {"model": call.model, **call.arguments}
+        if call.stream:  # answers say how many tokens they took, and some endpoints count only when they are asked to
+            arguments["stream_options"] = {"include_usage": True}
         asked = AskedCall(messages, arguments, speaker, self.client.timeout)
         keep = partial(dialect.keep, call, store=self.store)
         found = SharedCall(self.client.backend, asked, stream=call.stream, on_answer=keep)
@@ -80,7 +82,13 @@ class EpisodeSession:
         return found
 
     def count_tokens(self, call: DialectCall) -> int:
-        """Return the number of tokens that the prompt of a call has; nothing is sent."""
+        """Return the number of tokens that the prompt of a call has; nothing is sent.
+
+        Raises:
+            CallRefused: the model is out of sight.
+        """
+        if self.client.backend.connection is not None:
+            raise CallRefused("count_tokens needs the model's tokenizer, and this episode asks an endpoint", status=404)
         tools = cast("ToolSchemas | None", call.arguments.get("tools"))
         messages = self._history.restored(call.messages, tools)
         return self.client.graph.prepare(messages, tools, self.client.speaker.branch).context.size

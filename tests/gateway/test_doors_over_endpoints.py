@@ -206,8 +206,11 @@ async def test_a_stream_that_its_client_leaves_is_dropped_at_the_endpoint_and_re
 async def test_tokens_cannot_be_counted_where_the_model_is_out_of_sight():
     async with serving(ToolEndpoint().answer) as connection:
         client = endpoint_client(connection)
-        async with client.served() as door, aiohttp.ClientSession() as http:
-            async with http.post(f"{door.url}/v1/messages/count_tokens", json={"messages": HI}) as response:
-                said = await response.json()
+        async with (
+            client.served() as door,
+            aiohttp.ClientSession() as http,
+            http.post(f"{door.url}/v1/messages/count_tokens", json={"messages": HI}) as response,
+        ):
+            said = await response.json()
     assert response.status == 404
     assert "count_tokens" in said["error"]["message"]

@@ -1,4 +1,4 @@
-"""Advantages, the loss, GAE and packing: pure functions. `loss` and `gae` need torch and are imported by module."""
+"""Advantages, losses, corrections, terms and packing: pure functions. Those that need torch are imported by module."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from agentrl.exports import first_use
 
 if TYPE_CHECKING:
-    from agentrl.algo.advantage import GroupAdvantages, advantages, token_advantages
+    from agentrl.algo.advantage import GroupAdvantages, token_advantages
     from agentrl.algo.config import AlgorithmConfig
     from agentrl.algo.packing import sorted_microbatches, split_minibatches
 
 __all__ = [
     "AlgorithmConfig",
     "GroupAdvantages",
-    "advantages",
     "sorted_microbatches",
     "split_minibatches",
     "token_advantages",
@@ -25,7 +24,6 @@ __getattr__ = first_use(
     {
         "AlgorithmConfig": "agentrl.algo.config",
         "GroupAdvantages": "agentrl.algo.advantage",
-        "advantages": "agentrl.algo.advantage",
         "sorted_microbatches": "agentrl.algo.packing",
         "split_minibatches": "agentrl.algo.packing",
         "token_advantages": "agentrl.algo.advantage",

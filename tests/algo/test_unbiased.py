@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from agentrl.algo.advantage import advantages, returns_to_go
+from agentrl.algo.advantage import advantages
+from agentrl.algo.advantages.turns import returns_to_go
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.types import Trajectory
 from tests.algo.build import EPISODE, TURN, group

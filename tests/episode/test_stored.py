@@ -10,7 +10,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algo.advantage import advantages, returns_to_go
+from agentrl.algo.advantage import advantages
+from agentrl.algo.advantages.turns import returns_to_go
 from agentrl.episode.checks import check_reward_time
 from agentrl.episode.codec import encode_line, stored_trajectory, trajectory_record
 from agentrl.episode.summary import EndedEpisode

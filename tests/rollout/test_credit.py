@@ -5,7 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from agentrl.algo.advantage import advantages, returns_to_go
+from agentrl.algo.advantage import advantages
+from agentrl.algo.advantages.turns import returns_to_go
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client import Client
 from agentrl.rollout.config import RolloutConfig

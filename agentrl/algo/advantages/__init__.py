@@ -1,0 +1,65 @@
+"""The bundled advantages, by name. numpy only: they run in the driver.
+
+Invariant: a function gets a group and its options, and returns one [turns] float64 array for each episode, with exact zeros
+where nothing is to be learned.
+"""
+
+from __future__ import annotations
+
+from agentrl.algo.advantages.options import (
+    EpisodeOptions,
+    GaeOptions,
+    GrpoOptions,
+    OptimalBaselineOptions,
+    PassAtKOptions,
+    ReinforcePlusPlusOptions,
+    TurnOptions,
+)
+from agentrl.algo.slots import Bundled
+
+ADVANTAGES: dict[str, Bundled] = {
+    "episode": Bundled(
+        function="agentrl.algo.advantages.episodes:episode", options=EpisodeOptions, formula="R - mean of the group's R"
+    ),
+    "turn": Bundled(
+        function="agentrl.algo.advantages.turns:turn",
+        options=TurnOptions,
+        formula="G - mean of the other episodes' G at this depth, discount {discount}",
+    ),
+    "grpo": Bundled(
+        function="agentrl.algo.advantages.episodes:grpo", options=GrpoOptions, formula="(R - mean) / (std + {epsilon})"
+    ),
+    "dr_grpo": Bundled(function="agentrl.algo.advantages.episodes:dr_grpo", formula="R - mean"),
+    "rloo": Bundled(function="agentrl.algo.advantages.episodes:rloo", formula="R - mean of the others' R"),
+    "reinforce_plus_plus": Bundled(
+        function="agentrl.algo.advantages.episodes:reinforce_plus_plus",
+        options=ReinforcePlusPlusOptions,
+        formula="(R - baseline {baseline} - mean of the batch) / std of the batch",
+    ),
+    "max_rl": Bundled(function="agentrl.algo.advantages.episodes:max_rl", formula="(R - mean) / mean, 0 where mean <= 0"),
+    "pass_at_k": Bundled(
+        function="agentrl.algo.advantages.episodes:pass_at_k",
+        options=PassAtKOptions,
+        formula="n * mean over sets of {k} of (max of the set - max without this episode), for sets with it",
+    ),
+    "optimal_baseline": Bundled(
+        function="agentrl.algo.advantages.turns:optimal_baseline",
+        options=OptimalBaselineOptions,
+        formula="G - sum of the others' W G / sum of their W, W = sum of (1 - p)^2",
+    ),
+    "turn_gae": Bundled(
+        function="agentrl.algo.advantages.gae:turn_gae",
+        options=GaeOptions,
+        formula="sum over later turns of ({discount} * {trace})^l * (r + {discount} V' - V)",
+        needs=frozenset({"values"}),
+    ),
+    "token_gae": Bundled(
+        function="agentrl.algo.advantages.gae:token_gae",
+        options=GaeOptions,
+        formula="sum over later tokens of ({discount} * {trace})^l * (r + {discount} V' - V)",
+        needs=frozenset({"values"}),
+    ),
+}
+
+WHITENED = frozenset({"reinforce_plus_plus"})
+"""Those whose advantages go through `agentrl.algo.advantages.whitening:whiten`, once for all groups of a batch."""

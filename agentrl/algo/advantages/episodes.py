@@ -1,0 +1,139 @@
+"""Advantages from the returns of whole episodes: one number for all turns of a player in an episode.
+
+Invariant: equal returns have advantages of exactly 0, except under `reinforce_plus_plus`, whose baseline is the batch. R is
+the undiscounted return, n the number of episodes in the group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from agentrl.algo.advantages.options import EpisodeOptions, GrpoOptions, PassAtKOptions, ReinforcePlusPlusOptions
+from agentrl.algo.advantages.players import (
+    Float64Array,
+    exact_mean,
+    is_rounding,
+    over_root_mean_square,
+    part_of,
+    players_of,
+)
+from agentrl.algo.slots import NoOptions
+from agentrl.types import Group
+
+
+def episode(group: Group, options: EpisodeOptions) -> Sequence[Float64Array]:
+    """A = R - mean of the group's R.
+
+    It is `rloo` times (n - 1) / n, and GRPO without the division (arXiv 2503.20783, section 3.1). A group kept with n of
+    `group_size` = g episodes is multiplied by n / (n - 1) * (g - 1) / g.
+    """
+    scale = _short_group_scale(len(group.episodes), options.group_size)
+    returns = _returns(group)
+    centered = {player: (each - exact_mean(each)) * scale for player, each in returns.items()}
+    together = np.concatenate([*centered.values()])
+    if is_rounding(together, np.concatenate([*returns.values()])):
+        return _spread(group, {player: np.zeros_like(each) for player, each in centered.items()})
+    return over_root_mean_square(_spread(group, centered), together) if options.normalize_std else _spread(group, centered)
+
+
+def grpo(group: Group, options: GrpoOptions) -> Sequence[Float64Array]:
+    """A = (R - mean) / (std + epsilon), std over n - 1 (Shao et al., arXiv 2402.03300, section 4.1.2)."""
+
+    def rule(returns: Float64Array) -> Float64Array:
+        largest = float(np.abs(returns).max())
+        centered = returns / largest - exact_mean(returns / largest)
+        deviation = math.sqrt(math.fsum(centered**2) / (len(returns) - 1))
+        return centered / (deviation + options.epsilon / largest)
+
+    return _by_returns(group, rule)
+
+
+def dr_grpo(group: Group, options: NoOptions) -> Sequence[Float64Array]:
+    """A = R - mean (Liu et al., arXiv 2503.20783, section 3.2); the aggregate `fixed` belongs to it."""
+    return _by_returns(group, lambda returns: returns - exact_mean(returns))
+
+
+def rloo(group: Group, options: NoOptions) -> Sequence[Float64Array]:
+    """A = R - mean of the other episodes' R (Ahmadian et al., arXiv 2402.14740, equation 7)."""
+
+    def rule(returns: Float64Array) -> Float64Array:
+        others = [exact_mean(np.delete(returns, at)) for at in range(len(returns))]
+        return returns - np.array(others)
+
+    return _by_returns(group, rule)
+
+
+def reinforce_plus_plus(group: Group, options: ReinforcePlusPlusOptions) -> Sequence[Float64Array]:
+    """A = R, or R - mean; `whiten` then normalizes the batch (Hu et al., arXiv 2501.03262, section 3)."""
+    if options.baseline == "group":
+        return dr_grpo(group, NoOptions())
+    return _spread(group, _returns(group))
+
+
+def max_rl(group: Group, options: NoOptions) -> Sequence[Float64Array]:
+    """A = (R - mean) / mean, 0 where mean <= 0; for rewards of 0 and 1 (Tajwar et al., arXiv 2602.02710, algorithm 1).
+
+    With success probability p it climbs -sum over k from 1 to n - 1 of (1 - p)^k / k, which tends to log p.
+    """
+
+    def rule(returns: Float64Array) -> Float64Array:
+        mean = exact_mean(returns)
+        return (returns - mean) / mean if mean > 0 else np.zeros_like(returns)
+
+    return _by_returns(group, rule)
+
+
+def pass_at_k(group: Group, options: PassAtKOptions) -> Sequence[Float64Array]:
+    """A = n / C(n, k) * sum over the sets of k episodes with this one of (max R - max R of the rest of the set).
+
+    Climbs the expected best of k episodes (Walder and Karkhanis, arXiv 2505.15201, `s^(loo-1)`). The rest of a set does not
+    depend on this episode, so nothing is biased. A group with fewer than k episodes learns nothing.
+    """
+    count, k = len(group.episodes), options.k
+    def rule(returns: Float64Array) -> Float64Array:
+        if k > count:
+            return np.zeros(count)
+        order = np.argsort(returns, kind="stable")
+        ascending = returns[order]
+        result = np.empty(count)
+        for rank in range(count):
+            best = ascending[rank] * math.comb(rank, k - 1)
+            best += math.fsum(ascending[j] * math.comb(j - 1, k - 2) for j in range(rank + 1, count))
+            rest = math.fsum(value * math.comb(j, k - 2) for j, value in enumerate(np.delete(ascending, rank)))
+            result[order[rank]] = (best - rest) * count / math.comb(count, k)
+        return result
+
+    return _by_returns(group, rule)
+
+
+def _by_returns(group: Group, rule: Callable[[Float64Array], Float64Array]) -> Sequence[Float64Array]:
+    """Apply `rule` to the [episodes] returns of each player; equal returns and single episodes have no advantage."""
+    values: dict[str, Float64Array] = {}
+    for player, returns in _returns(group).items():
+        alike = len(returns) < 2 or is_rounding(returns - exact_mean(returns), returns)
+        values[player] = np.zeros_like(returns) if alike else rule(returns)
+    return _spread(group, values)
+
+
+def _returns(group: Group) -> dict[str, Float64Array]:
+    """Return the returns of each player, [episodes]; an episode without its turns has the final reward alone."""
+    return {
+        player: np.array([part_of(one, player).total() for one in group.episodes])
+        for player in players_of(group.episodes)
+    }
+
+
+def _spread(group: Group, values: dict[str, Float64Array]) -> list[Float64Array]:
+    return [
+        np.array([values[turn.player][number] for turn in one.turns], np.float64)
+        for number, one in enumerate(group.episodes)
+    ]
+
+
+def _short_group_scale(episodes: int, group_size: int | None) -> float:
+    if group_size is None or not 1 < episodes < group_size:
+        return 1.0
+    return episodes / (episodes - 1) * (group_size - 1) / group_size

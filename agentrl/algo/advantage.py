@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.algo.advantages.episodes import episode
+from agentrl.algo.advantages import episodes, turns
 from agentrl.algo.advantages.options import EpisodeOptions, TurnOptions
 from agentrl.algo.advantages.players import Float64Array
-from agentrl.algo.advantages.turns import turn
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.episode.checks import MAX_REWARD, check_reward_time
 from agentrl.errors import InvariantError
@@ -37,9 +36,9 @@ def advantages(group: Group, config: AlgorithmConfig) -> GroupAdvantages:
     """Return the advantage of every turn of every episode of `group`, by the estimator `config.advantage` names."""
     if config.advantage == "episode":
         whole = EpisodeOptions(group_size=config.group_size, normalize_std=config.normalize_std)
-        return advantages_by(group, lambda one: episode(one, whole), name="episode")
+        return advantages_by(group, lambda one: episodes.episode(one, whole), name="episode")
     single = TurnOptions(discount=config.discount, normalize_std=config.normalize_std)
-    return advantages_by(group, lambda one: turn(one, single), name="turn")
+    return advantages_by(group, lambda one: turns.turn(one, single), name="turn")
 
 
 def advantages_by(
@@ -70,8 +69,8 @@ def advantages_by(
     for each, values in zip(group.episodes, per_turn, strict=True):
         if not np.isfinite(values).all():
             raise InvariantError(
-                f"algorithm.advantage: {name} returned {values.tolist()} for episode {each.episode_id!r} of {where}; expected "
-                "finite numbers; look for a division by a spread or a count of 0"
+                f"algorithm.advantage: {name} returned {values.tolist()} for episode {each.episode_id!r} of {where}; "
+                "expected finite numbers; look for a division by a spread or a count of 0"
             )
     return GroupAdvantages(per_turn=per_turn, zero_variance=not any(values.any() for values in per_turn))
 

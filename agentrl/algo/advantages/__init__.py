@@ -35,6 +35,7 @@ ADVANTAGES: dict[str, Bundled] = {
         function="agentrl.algo.advantages.episodes:reinforce_plus_plus",
         options=ReinforcePlusPlusOptions,
         formula="(R - baseline {baseline} - mean of the batch) / std of the batch",
+        needs=frozenset({"batch"}),
     ),
     "max_rl": Bundled(function="agentrl.algo.advantages.episodes:max_rl", formula="(R - mean) / mean, 0 where mean <= 0"),
     "pass_at_k": Bundled(
@@ -60,6 +61,3 @@ ADVANTAGES: dict[str, Bundled] = {
         needs=frozenset({"values"}),
     ),
 }
-
-WHITENED = frozenset({"reinforce_plus_plus"})
-"""Those whose advantages go through `agentrl.algo.advantages.whitening:whiten`, once for all groups of a batch."""

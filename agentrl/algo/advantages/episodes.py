@@ -93,6 +93,7 @@ def pass_at_k(group: Group, options: PassAtKOptions) -> Sequence[Float64Array]:
     depend on this episode, so nothing is biased. A group with fewer than k episodes learns nothing.
     """
     count, k = len(group.episodes), options.k
+
     def rule(returns: Float64Array) -> Float64Array:
         if k > count:
             return np.zeros(count)
@@ -121,8 +122,7 @@ def _by_returns(group: Group, rule: Callable[[Float64Array], Float64Array]) -> S
 def _returns(group: Group) -> dict[str, Float64Array]:
     """Return the returns of each player, [episodes]; an episode without its turns has the final reward alone."""
     return {
-        player: np.array([part_of(one, player).total() for one in group.episodes])
-        for player in players_of(group.episodes)
+        player: np.array([part_of(one, player).total() for one in group.episodes]) for player in players_of(group.episodes)
     }
 
 

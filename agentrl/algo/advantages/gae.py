@@ -1,11 +1,11 @@
 """Generalized advantage estimation from a critic's values, in float64, over turns or over tokens.
 
-Invariant: with `trace` 1 an advantage is the return-to-go of `turn` less the value of its own state, which does not depend on
-the action, so the expected policy gradient stays.
+Invariant: with `trace` 1 an advantage is the return-to-go of `turn` less the value of its own state, which does not depend
+on the action, so the expected policy gradient stays.
 
 Source: Schulman et al., arXiv 1506.02438, equation 16: A_t = delta_t + discount * trace * A_(t+1), where delta_t = r_t +
-discount * V_(t+1) - V_t and V is 0 after the end. A step is a turn or a token; r_t is what was set between the sending of the
-turn and that of the next one of its player that no declared branch separates from it. The last step has the final reward.
+discount * V_(t+1) - V_t and V is 0 after the end. A step is a turn or a token; r_t is the rewards set between the sending of
+the turn and that of the next one of its player that no declared branch separates from it. The last step gets the final one.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ class ValueEstimate:
     """For each turn: [output tokens] float64, what the values are trained towards."""
 
 
-def turn_gae(
-    group: Group, options: GaeOptions, values: Sequence[Sequence[Float32Array]]
-) -> Sequence[ValueEstimate]:
+def turn_gae(group: Group, options: GaeOptions, values: Sequence[Sequence[Float32Array]]) -> Sequence[ValueEstimate]:
     """Estimate over turns: the value of a turn is that before its first token, and its tokens share its advantage.
 
     `values` has, for each episode and turn, [output tokens] values of the states before the tokens.
@@ -41,9 +39,7 @@ def turn_gae(
     return [_over_turns(one, options, own) for one, own in zip(group.episodes, values, strict=True)]
 
 
-def token_gae(
-    group: Group, options: GaeOptions, values: Sequence[Sequence[Float32Array]]
-) -> Sequence[ValueEstimate]:
+def token_gae(group: Group, options: GaeOptions, values: Sequence[Sequence[Float32Array]]) -> Sequence[ValueEstimate]:
     """Estimate over the sampled tokens; the reward of a turn comes with its last one.
 
     `values` has, for each episode and turn, [output tokens] values of the states before the tokens.
@@ -75,9 +71,7 @@ def _over_turns(episode: Trajectory, options: GaeOptions, values: Sequence[Float
         part = part_of(episode, player)
         for index, at in enumerate(part.at.tolist()):
             chain = _chain(part, index)
-            advantages[at] = gae(
-                _earned(part, chain), first[part.at[chain]].tolist(), options.discount, options.trace
-            )[0]
+            advantages[at] = gae(_earned(part, chain), first[part.at[chain]].tolist(), options.discount, options.trace)[0]
     sizes = [len(own) for own in values]
     return ValueEstimate(
         advantages=tuple(np.full(size, value) for size, value in zip(sizes, advantages, strict=True)),

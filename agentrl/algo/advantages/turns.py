@@ -1,7 +1,7 @@
 """Advantages of single turns: returns-to-go with a baseline from the other episodes of the group.
 
-Invariant: what is subtracted from a turn's return depends neither on the turn's own action nor on where its own episode
-stopped, so the expected policy gradient stays (Williams 1992, "Simple statistical gradient-following algorithms", theorem 1).
+Invariant: the baseline of a turn's return depends neither on the turn's own action nor on where its own episode stopped, so
+the expected policy gradient stays (Williams 1992, "Simple statistical gradient-following algorithms", theorem 1).
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ import numpy as np
 from agentrl.algo.advantages.players import EQUAL, Float64Array
 
 
-def whiten(per_group: Sequence[Sequence[Float64Array]], tokens: Sequence[Sequence[Float64Array]]) -> list[list[Float64Array]]:
+def whiten(
+    per_group: Sequence[Sequence[Float64Array]], tokens: Sequence[Sequence[Float64Array]]
+) -> list[list[Float64Array]]:
     """Return (A - mean) / std of all turns of a batch, each weighted by its tokens of the loss (arXiv 2501.03262, eq. 8).
 
     Both arguments hold, for each group, one [turns] array for each episode. A turn without tokens has no weight.

@@ -1,0 +1,33 @@
+"""The bundled terms, which are added to a policy loss, by name. No torch here.
+
+Invariant: a function gets a `LossBatch` and its options, and returns the loss of each token before its weight. Each is
+dense: tokens of advantage 0 have a gradient.
+"""
+
+from __future__ import annotations
+
+from agentrl.algo.slots import Bundled
+from agentrl.algo.terms.options import EntropyOptions, KlOptions, LogRatioOptions
+
+TERMS: dict[str, Bundled] = {
+    "entropy": Bundled(
+        function="agentrl.algo.terms.penalties:entropy",
+        options=EntropyOptions,
+        formula="-{weight} H",
+        needs=frozenset({"entropy"}),
+        dense=True,
+    ),
+    "kl": Bundled(
+        function="agentrl.algo.terms.penalties:kl",
+        options=KlOptions,
+        formula="{weight} KL(pi || reference), estimator {k}",
+        needs=frozenset({"reference"}),
+        dense=True,
+    ),
+    "log_ratio": Bundled(
+        function="agentrl.algo.terms.penalties:log_ratio",
+        options=LogRatioOptions,
+        formula="{weight} (log pi - log mu)^2",
+        dense=True,
+    ),
+}

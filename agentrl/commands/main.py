@@ -38,6 +38,10 @@ COMMANDS: Final = {
         "serve:serve_command",
         "Serve a checkpoint with the embedded server: SGLang's HTTP protocol, and the OpenAI API under /v1.",
     ),
+    "online": Command(
+        "online:online_command",
+        "Serve the policy to real clients over HTTP, and train it on their feedback while it serves.",
+    ),
     "chat": Command(
         "chat:chat_command",
         "Talk with a checkpoint in the terminal; /reset starts again, /save FILE writes the conversation, Ctrl-D leaves.",

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from agentrl.commands.running import describe_error
 from agentrl.config import RunConfig
 from agentrl.data.load import TaskSets, write_task_files
-from agentrl.engine.parts import RunState
+from agentrl.engine.parts import BEGUN_RUN, RunState
 from agentrl.engine.report import RunReport, Totals
 from agentrl.errors import ConfigError, RunStopped, TrainError
 from agentrl.files import write_json
@@ -124,7 +124,8 @@ _FIXED = (
 class ResumePoint(NamedTuple):
     """A whole checkpoint, and the state of its run."""
 
-    path: Path
+    path: Path | None
+    """None: the run lost its process before its first checkpoint, and begins again from its model."""
     state: RunState
 
     def is_complete(self, run: RunConfig) -> bool:
@@ -132,18 +133,26 @@ class ResumePoint(NamedTuple):
         return self.state.step >= run.engine.steps and not self.state.evaluations_due
 
 
-def find_checkpoint(run: RunConfig, tasks: TaskSets, accept_changed_tasks: bool = False) -> ResumePoint:
-    """Return the newest checkpoint of `run` that is whole.
+def find_checkpoint(
+    run: RunConfig, tasks: TaskSets, accept_changed_tasks: bool = False, *, may_begin: bool = False
+) -> ResumePoint:
+    """Return the newest checkpoint of `run` that is whole; with `may_begin`, the first weights where there is none.
 
     Raises:
         ConfigError: there is none, none is whole, or a field that must not change, or a task, has changed.
     """
     root = run.run_dir / "checkpoints"
+    begun = ResumePoint(None, BEGUN_RUN)
+    if may_begin and not root.is_dir() and (run.run_dir / "config.yaml").is_file():
+        _check_fixed_fields(run)
+        return begun
     if not root.is_dir():
         raise ConfigError(f"--resume: {root} does not exist; there is no run named {run.name!r} to resume")
     _check_fixed_fields(run)
     try:
         found = latest_checkpoint(root)
+        if found is None and may_begin:
+            return begun
         if found is None:
             raise ConfigError(f"--resume: {root} holds no checkpoint; start again with --replace")
         state = RunState.from_note(found.note, where=str(found.path))

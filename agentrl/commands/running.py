@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -30,11 +30,11 @@ Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]
 _TRIAL = bytes(4096)
 
 
-def load_run(path: Path, overrides: Sequence[str]) -> RunConfig:
-    """Return the run of a YAML file, with the fields that the command line overrides."""
+def load_run(path: Path, overrides: Sequence[str], defaults: Mapping[str, Any] | None = None) -> RunConfig:
+    """Return the run of a YAML file, with the fields that the command line overrides; `defaults` are for missing ones."""
     from agentrl.config import load_config
 
-    return load_config(path, overrides)
+    return load_config(path, overrides, defaults)
 
 
 def run_job(

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import anyio
 
@@ -36,6 +36,7 @@ from agentrl.data.load import TaskSets, load_tasks
 from agentrl.engine.engine import Engine
 from agentrl.engine.parts import NEW_RUN, EngineParts
 from agentrl.engine.report import RunReport
+from agentrl.engine.sources import GroupSource
 from agentrl.errors import AgentRLError, ConfigError, TrainerDied, TrainError
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.launch.sglang import find_sglang_python
@@ -97,6 +98,10 @@ def train_command(
     run_job(job, partial(describe_interrupted_run, run))
 
 
+MakeSource: TypeAlias = Callable[[RunConfig, Renderer], GroupSource]
+"""Makes the source of the groups of a run, which gets the renderer with the context limit of the servers."""
+
+
 class Parts(NamedTuple):
     """The parts of a run that are checked without starting anything."""
 
@@ -152,11 +157,12 @@ async def train_run(
     max_block_s: float | None = None,
     may_exit: bool = False,
     objects: RunObjects | None = None,
+    make_source: MakeSource | None = None,
 ) -> RunReport:
     """Train as `run` says and return the report.
 
     Where the trainer worker dies, the run starts its processes again and continues from its newest checkpoint, at most
-    `trainer.restarts` times within an hour.
+    `trainer.restarts` times within an hour. `make_source` makes what brings the groups; None: they are those of the tasks.
 
     `run.run_dir` gets config.yaml, plan.txt, metrics.jsonl, episodes/, weights/, checkpoints/, logs/, summary.json.
 
@@ -181,7 +187,9 @@ async def train_run(
             raise error from death
         run = plan.run
         try:
-            return await _train_once(plan, objects, existing, accept_changed_tasks, progress, max_block_s, may_exit)
+            return await _train_once(
+                plan, objects, existing, accept_changed_tasks, progress, max_block_s, may_exit, make_source
+            )
         except TrainerDied as error:
             deaths = [*(death for death in deaths if anyio.current_time() - death < RESTART_WINDOW_S), anyio.current_time()]
             if len(deaths) > run.trainer.restarts or not _has_checkpoint(run):
@@ -204,6 +212,7 @@ async def _train_once(
     progress: Progress,
     max_block_s: float | None,
     may_exit: bool,
+    make_source: MakeSource | None,
 ) -> RunReport:
     run = plan.run
     watched = partial(watched_loop, run.engine.stall_timeout_s if max_block_s is None else max_block_s)
@@ -218,7 +227,10 @@ async def _train_once(
             parts = load_parts(plan, objects)
             stack.enter_context(run_lock(run.run_dir))
             await _earlier_trainer_ended(run)
-            checkpoint = find_checkpoint(run, parts.tasks, accept_changed_tasks) if existing == "resume" else None
+            checkpoint = None
+            if existing == "resume":
+                may_begin = make_source is not None
+                checkpoint = find_checkpoint(run, parts.tasks, accept_changed_tasks, may_begin=may_begin)
             if checkpoint is not None and checkpoint.is_complete(run):
                 return conclude_complete(run, checkpoint)
             prepare_directory(plan, existing, objects, 0 if checkpoint is None else checkpoint.state.step)
@@ -228,9 +240,9 @@ async def _train_once(
                 open_launcher(run.cluster) as launcher,
                 enter_both(_pool(run, parts.renderer, launcher), _trainer(plan, launcher)) as (pool, trainer),
             ):
-                if checkpoint is not None:
+                if checkpoint is not None and checkpoint.path is not None:
                     await trainer.restore(str(checkpoint.path))
-                engine = _engine(plan, parts, pool, trainer, progress, checkpoint)
+                engine = _engine(plan, parts, pool, trainer, progress, checkpoint, make_source)
                 # A signal ends the engine first: it saves a checkpoint, for which the trainer must still run.
                 with tuned_garbage_collector(), watch.ends_first():
                     report = await engine.run()
@@ -257,12 +269,14 @@ def _engine(
     trainer: RemoteTrainer,
     progress: Progress,
     checkpoint: ResumePoint | None,
+    make_source: MakeSource | None,
 ) -> Engine:
     run, renderer = plan.run, parts.renderer.within(pool.max_context_tokens)
     resume = NEW_RUN if checkpoint is None else checkpoint.state
     engine_parts = EngineParts(
         workflow=parts.workflow,
         runner=make_runner(run, parts.workflow, renderer, model=run.model.directory, log_dir=run.run_dir / "logs"),
+        source=None if make_source is None else make_source(run, renderer),
         tasks=parts.tasks.train,
         shuffle_tasks=run.tasks.shuffle,
         eval_tasks=parts.tasks.evaluation,

@@ -242,12 +242,13 @@ def _training_problems(config: RunConfig) -> list[str]:
     return problems
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(path: str | Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> RunConfig:
     """Return the run that a YAML file and command-line flags describe.
 
     Args:
         path: the YAML file.
         overrides: command-line flags, such as `["--trainer.lr", "1e-5", "--name=try2"]`; values are YAML.
+        defaults: fields at the top that the file may leave out.
 
     Raises:
         ConfigError: the file cannot be read, or has errors; one line for each error, with the field and the fix.
@@ -261,7 +262,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{file} is not YAML in UTF-8: {error}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{file}: expected a mapping of fields at the top, got {type(loaded).__name__}")
-    return parse_config(cast("dict[str, Any]", loaded), overrides, source=str(file))
+    return parse_config({**(defaults or {}), **cast("dict[str, Any]", loaded)}, overrides, source=str(file))
 
 
 def parse_config(values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "config") -> RunConfig:

@@ -132,6 +132,8 @@ class GroupBuffer:
         self._dropped: Counter[str] = Counter()
         self._condemned: dict[int, str] = {}
         self._closed = False
+        self.is_awaited = False
+        """Whether the trainer waits for a batch."""
 
     @property
     def num_outstanding(self) -> int:
@@ -168,10 +170,18 @@ class GroupBuffer:
         await self._changed.wait_until(
             lambda: self._closed or self.may_admit, timeout_s=None, what=lambda: "the dispatcher waits to open a group"
         )
+        return self.admit_now()
+
+    def admit_now(self) -> Ticket | None:
+        """Return a ticket for a group that opens whatever the staleness bound says; None when the buffer is closed."""
         if self._closed:
             return None
         version = self._clock.version
         return Ticket(index=self._groups.admit(version), version=version)
+
+    async def closed(self) -> None:
+        """Return when the buffer is closed."""
+        await self._changed.wait_until(lambda: self._closed, timeout_s=None, what=self.describe_wait)
 
     def complete(self, group: Group) -> None:
         """Store a finished group until a batch takes it."""
@@ -208,7 +218,11 @@ class GroupBuffer:
 
     async def ready(self) -> None:
         """Return once `take` would return at once; raises and is cancelled as `take`."""
-        await self._changed.wait_until(self._ready, timeout_s=None, what=self.describe_wait)
+        self.is_awaited = True
+        try:
+            await self._changed.wait_until(self._ready, timeout_s=None, what=self.describe_wait)
+        finally:
+            self.is_awaited = False
 
     async def take(self, *, timeout_s: float | None = None) -> tuple[Group, ...] | None:
         """Return the groups of the next batch, oldest first, and remove them; None when the buffer is closed.

@@ -26,6 +26,7 @@ from agentrl.engine.journal import LoopState
 from agentrl.engine.parts import EngineParts
 from agentrl.engine.report import RunReport
 from agentrl.engine.skipped import EqualScores
+from agentrl.engine.sources import GroupIntake
 from agentrl.engine.training import TrainLoop
 from agentrl.errors import RunStopped
 from agentrl.rollout.episode import LocalRunner
@@ -100,13 +101,29 @@ class Engine:
     async def _work(self) -> None:
         async with task_group() as work:
             work.start_soon(self._evaluations.serve)
-            work.start_soon(self._dispatch, work)
+            if self._parts.source is None:
+                work.start_soon(self._dispatch, work)
+            else:
+                work.start_soon(self._parts.source.fill, self._intake())
             async with finishing(self._parts.interrupt_s, self._training.interrupt):
                 await self._training.run()
             self._evaluations.close()  # those that are due are still done
             self._buffer.close()
         if work.cancel_scope.cancel_called:
             raise RunStopped(STRAY_CANCELLATION)
+
+    def _intake(self) -> GroupIntake:
+        """Return what a source of groups works with."""
+        state = self._state
+        return GroupIntake(
+            buffer=self._buffer,
+            clock=state.clock,
+            backend=state.backend,
+            release=state.backend.release,
+            flight=state.flights.episode,
+            on_episode=lambda trajectory, index: self._journal.episode(trajectory, group=index),
+            resumed_step=self._parts.resume.step,
+        )
 
     async def _dispatch(self, work: TaskGroup) -> None:
         """Open groups as fast as slots and the bound allow, each after the one before has all its slots."""

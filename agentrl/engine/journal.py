@@ -59,11 +59,12 @@ class Journal:
     ) -> None:
         """Write under `parts.run_dir`; the lines of an earlier process's steps stay, and a `resumed` event follows."""
         run_dir, engine, resume = parts.run_dir, parts.engine, parts.resume
+        self._has_tasks = parts.source is None
         self._name, self._steps, self._max_staleness = parts.name, engine.steps, parts.algorithm.max_staleness
         self._clock, self._buffer, self._flights, self._waits = clock, buffer, flights, waits
         self._trackers = parts.trackers
         self._metrics = JsonLines(run_dir / "metrics.jsonl")
-        mark = resume.mark() if resume.step else None
+        mark = resume.mark() if resume.continues else None
         self._episodes = None
         if engine.save_trajectories:
             self._episodes = EpisodeFiles(
@@ -74,7 +75,7 @@ class Journal:
         self._totals = Totals(first_step=resume.step, steps=resume.step)
         self._timeline = JsonLines(run_dir / "timeline.jsonl")
         self._last_step = time.perf_counter()
-        self._resumed_s = last_wall_s(run_dir) if resume.step else 0.0
+        self._resumed_s = last_wall_s(run_dir) if resume.continues else 0.0
         self._begin = self._last_step - self._resumed_s
         """The moment of `time.perf_counter` at which the run's clock shows 0."""
         self._last_tokens = 0
@@ -184,7 +185,7 @@ class Journal:
         tokens = self._flights.tokens_by_group.pop(index, 0)
         self._totals.add_waste("over_age" if reason == "over_age" else "dropped_group", tokens)
         self._append("dropped_group", {"group": index, "reason": reason})
-        if reason not in ("over_age", "unverified"):  # these say nothing about the workflow
+        if self._has_tasks and reason not in ("over_age", "unverified"):  # these say nothing about the workflow
             self._budget.group_dropped(reason)
 
     async def check_in_place(self) -> None:
@@ -380,7 +381,9 @@ class LoopState:
 
     def __init__(self, parts: EngineParts) -> None:
         self.board = WaitBoard()
-        self.watchdog = StallTimer(timeout_s=parts.engine.stall_timeout_s, describe=self._describe_waits)
+        self._source = parts.source
+        is_idle = (lambda: False) if parts.source is None else parts.source.is_idle
+        self.watchdog = StallTimer(timeout_s=parts.engine.stall_timeout_s, describe=self._describe_waits, is_idle=is_idle)
         self.flights = InFlight(on_progress=self.watchdog.progress)
         self.backend = WatchedBackend(parts.inference, self.flights)
         changed = Signal()
@@ -388,27 +391,42 @@ class LoopState:
         self.buffer = GroupBuffer(
             clock=self.clock,
             changed=changed,
-            admission=Admission(
-                groups_per_step=parts.algorithm.groups_per_step,
-                max_staleness=parts.algorithm.max_staleness,
-                first_version=self.clock.version,
-                total_groups=max(0, parts.engine.steps - parts.resume.step) * parts.algorithm.groups_per_step,
-            ),
+            admission=_admission(parts, self.clock.version),
             policy=parts.algorithm.staleness_policy,
             on_drop=self._dropped,
             first_index=parts.resume.groups_admitted,
-            reopen=parts.resume.groups_open,
+            reopen=parts.resume.groups_open if parts.source is None else (),
         )
         self.journal = Journal(parts, clock=self.clock, buffer=self.buffer, flights=self.flights, waits=self._waits)
 
     def _dropped(self, index: int, reason: str) -> None:
         self.journal.dropped(index, reason)
+        if self._source is not None:
+            self._source.dropped(index)
 
     def _waits(self) -> list[str]:
         return self.board.lines() + self.flights.describe(self.buffer.waits_for())
 
     def _describe_waits(self) -> str:
         return "\n".join(f"  {line}" for line in (*self._waits(), *self.backend.describe()))
+
+
+def _admission(parts: EngineParts, first_version: int) -> Admission:
+    """Return when groups open; the groups of a source hold one episode each."""
+    algorithm = parts.algorithm
+    if parts.source is not None:
+        return Admission(
+            groups_per_step=algorithm.groups_per_step * algorithm.group_size,
+            max_staleness=algorithm.max_staleness,
+            first_version=first_version,
+            is_demanded=True,
+        )
+    return Admission(
+        groups_per_step=algorithm.groups_per_step,
+        max_staleness=algorithm.max_staleness,
+        first_version=first_version,
+        total_groups=max(0, parts.engine.steps - parts.resume.step) * algorithm.groups_per_step,
+    )
 
 
 def _first_version(parts: EngineParts) -> int:
@@ -418,5 +436,5 @@ def _first_version(parts: EngineParts) -> int:
     weights of a checkpoint keep their version unless the run used later ones, whose weights were lost.
     """
     before = parts.resume.policy_version
-    used = last_version(parts.run_dir) if parts.resume.step else 0
+    used = last_version(parts.run_dir) if parts.resume.continues else 0
     return max(used + 1 if used > before else before, parts.inference.policy_version + 1)

@@ -17,6 +17,7 @@ from agentrl.data.digest import TaskDigest, check_unique
 from agentrl.data.draw import DrawState
 from agentrl.data.load import TrainingTasks
 from agentrl.engine.config import INTERRUPT_S, EngineConfig
+from agentrl.engine.sources import GroupSource
 from agentrl.errors import ConfigError, TrainError
 from agentrl.inference.backend import Inference
 from agentrl.observe.progress import NoProgress, Progress
@@ -54,6 +55,11 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The evaluation tasks; None where the run evaluates nothing."""
     draw: DrawState | None = None
     """Results and choices of the curriculum; None where the run has none."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether an earlier process of the run has published weights, which are version 1 and above."""
+        return self.policy_version > 0
 
     def mark(self) -> dict[str, object]:
         """Return the `resumed` event, by which readers leave out the lines of work that was lost."""
@@ -110,6 +116,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 NEW_RUN = RunState(step=0, policy_version=0, groups_admitted=0, groups_open=())
 """The state of a run that has done nothing."""
+BEGUN_RUN = RunState(step=0, policy_version=1, groups_admitted=0, groups_open=())
+"""The state of a run that lost its process before its first checkpoint: its first weights were version 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +131,8 @@ class EngineParts:
     """Drawn in an order fixed by `seed`, in their own, or by a curriculum."""
     shuffle_tasks: bool = True
     """Whether each pass over the training tasks has its own order."""
+    source: GroupSource | None = None
+    """Brings the groups that are trained; None: they are those of the tasks."""
     eval_tasks: Sequence[Task] = ()
     """Held-out tasks; needed when `engine.eval_every` is set."""
     inference: Inference

@@ -49,9 +49,13 @@ class Admission:
     """Policy version when the run began; batches are counted from there."""
     total_groups: int | None = None
     """Groups the run will consume in all; no more are opened. None: no end."""
+    is_demanded: bool = False
+    """Others decide when a group opens, such as the users of an online run: it always may."""
 
     def allows(self, *, opened: int, version: int) -> bool:
         """Return whether one more group may open at policy `version`, when `opened` are consumed or outstanding."""
+        if self.is_demanded:
+            return True
         if self.total_groups is not None and opened >= self.total_groups:
             return False
         return opened // self.groups_per_step <= version - self.first_version + self.max_staleness

@@ -206,7 +206,7 @@ class TrainLoop:
 
     def __init__(self, parts: EngineParts, state: LoopState, *, evaluations: EvaluationQueue, draw: TaskDraw) -> None:
         self._trainer, self._algorithm, self._engine = parts.trainer, parts.algorithm, parts.engine
-        self._progress = parts.progress
+        self._progress, self._source = parts.progress, parts.source
         self._buffer, self._clock = state.buffer, state.clock
         self._journal, self._board, self._watchdog = state.journal, state.board, state.watchdog
         self._evaluations, self._draw = evaluations, draw
@@ -287,11 +287,12 @@ class TrainLoop:
                 raise InvariantError(f"the buffer was closed before step {number}")
             return False
         await self._journal.check_in_place()
+        compared = groups if self._source is None else await self._source.taken(number, groups)
         version = self._clock.trainer_version
         with self._board.waiting("the trainer", f"its worker to train batch {number}"), self._journal.timed("train_s"):
             self._held = None
             prepared = await anyio.to_thread.run_sync(
-                lambda: prepare_batch(groups, version=version, algorithm=self._algorithm)
+                lambda: prepare_batch(compared, version=version, algorithm=self._algorithm)
             )
             report = await self._train(prepared)
         self._check_logprobs(number, report)

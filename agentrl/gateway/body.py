@@ -38,9 +38,11 @@ _NOT_IN_BODY = frozenset({"timeout", "extra_body", "extra_headers", "extra_query
 class CallRefused(RequestRejected):
     """A call that is refused before anything is sampled, with OpenAI's code for the reason."""
 
-    def __init__(self, message: str, *, status: int = 400, code: str | None = None) -> None:
+    def __init__(self, message: str, *, status: int = 400, code: str | None = None, retry_after_s: int = 1) -> None:
+        """`retry_after_s` is when a call that is refused with 429 or 503 may be made again."""
         super().__init__(message, status=status)
         self.code = code
+        self.retry_after_s = retry_after_s
 
 
 def status_of(error: AgentRLError) -> int:

@@ -64,9 +64,12 @@ class StallTimer:
     GRACE_S = 1.0
     """Extra seconds, so that a part with a deadline of the same length reports first."""
 
-    def __init__(self, *, timeout_s: float, describe: Callable[[], str]) -> None:
+    def __init__(
+        self, *, timeout_s: float, describe: Callable[[], str], is_idle: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`is_idle` says whether the run waits for people, who have no deadline."""
         self._timeout_s = timeout_s
-        self._describe = describe
+        self._describe, self._is_idle = describe, is_idle
         self._scope: anyio.CancelScope | None = None
 
     def progress(self) -> None:
@@ -75,7 +78,10 @@ class StallTimer:
 
     async def watch(self) -> NoReturn:
         """Wait for the deadline."""
-        with anyio.CancelScope() as self._scope:
-            self.progress()
-            await anyio.sleep_forever()
+        while True:
+            with anyio.CancelScope() as self._scope:
+                self.progress()
+                await anyio.sleep_forever()
+            if not self._is_idle():
+                break
         raise StallError(f"nothing has moved for {self._timeout_s:g} s.\n{self._describe()}")

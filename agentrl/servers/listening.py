@@ -236,7 +236,7 @@ class Refusal(NamedTuple):
 
 
 def guard(
-    api_key: str | None,
+    api_key: str | Callable[[str], bool] | None,
     connections: Connections,
     turn_away: Callable[[web.Request, Refusal], web.Response],
     *,
@@ -246,14 +246,15 @@ def guard(
     """Return the middleware that lets a request pass, with its whole body, or turns it away.
 
     Args:
-        api_key: every request must send it, as `Authorization: Bearer <key>` or `x-api-key: <key>`; None: none must.
+        api_key: every request must send it, as `Authorization: Bearer <key>` or `x-api-key: <key>`; None: none must. With
+            several keys, what says whether a request sent one of them.
         connections: of the server, which learn of each request.
         turn_away: makes the response to a refused request.
         body_s: seconds that a client has to send the body of a request.
         origins: of web pages that may call; None: no page may.
     """
     pages = origins or AllowedOrigins()
-    expected = None if api_key is None else b"Bearer " + api_key.encode()
+    accepts = partial(_is_key, api_key) if isinstance(api_key, str) else api_key
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -262,7 +263,7 @@ def guard(
         try:
             if (answer := pages.preflight(request)) is not None:
                 return answer
-            refusal = _unwanted(request, expected, pages)
+            refusal = _unwanted(request, accepts, pages)
             if refusal is None and not await _body_came(request, body_s):
                 refusal = Refusal(408, f"the body was not complete after {body_s:g} s")
             if refusal is not None:
@@ -277,10 +278,21 @@ def guard(
     return check
 
 
-def _unwanted(request: web.Request, expected: bytes | None, pages: AllowedOrigins) -> Refusal | None:
-    if expected is not None:
-        header = request.headers.get("Authorization") or f"Bearer {request.headers.get('x-api-key', '')}"
-        if not hmac.compare_digest(header.encode("utf-8", "surrogateescape"), expected):
+def sent_key(request: web.Request) -> str:
+    """Return the API key of a request, as either kind of client sends it; empty without one."""
+    authorization = request.headers.get("Authorization", "")
+    if authorization.startswith("Bearer "):
+        return authorization.removeprefix("Bearer ").strip()
+    return request.headers.get("x-api-key", "")
+
+
+def _is_key(expected: str, sent: str) -> bool:
+    return hmac.compare_digest(sent.encode("utf-8", "surrogateescape"), expected.encode())
+
+
+def _unwanted(request: web.Request, accepts: Callable[[str], bool] | None, pages: AllowedOrigins) -> Refusal | None:
+    if accepts is not None:
+        if not accepts(sent_key(request)):
             return Refusal(401, "this server requires a key: send Authorization: Bearer <key>, or x-api-key: <key>")
     elif (why := _foreign(request, pages)) is not None:
         return Refusal(403, f"{why}; a server without a key answers programs of this machine only")

@@ -16,6 +16,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.engine import Engine
 from agentrl.engine.parts import NEW_RUN, EngineParts, RunState
 from agentrl.engine.report import RunReport
+from agentrl.engine.sources import GroupSource
 from agentrl.inference.backend import Inference
 from agentrl.observe.progress import NoProgress, Progress
 from agentrl.observe.trackers.feed import TrackerFeed
@@ -62,6 +63,7 @@ def make_parts(
     send_dtype: str | None = None,
     interrupt_s: float = 0,
     trackers: TrackerFeed | None = None,
+    source: GroupSource | None = None,
 ) -> EngineParts:
     """Return the parts of a run with small groups and batches; it does not wait for a trainer that a test holds."""
     return EngineParts(
@@ -91,6 +93,7 @@ def make_parts(
         send_dtype=send_dtype,
         interrupt_s=interrupt_s,
         trackers=trackers,
+        source=source,
     )
 
 

@@ -32,7 +32,7 @@ from agentrl.gateway.sessions.calls import SharedCall
 from agentrl.gateway.sessions.dialects import COUNT_ROUTE, dialect_of_path, served_dialects, served_routes
 from agentrl.gateway.sessions.session import EpisodeSession
 from agentrl.servers.http.errors import json_reply
-from agentrl.servers.listening import Connections, Refusal, guard, listening
+from agentrl.servers.listening import Connections, Refusal, guard, listening, sent_key
 from agentrl.types import Speaker
 
 _MAX_BODY_BYTES: Final = 32 * 2**20
@@ -48,11 +48,12 @@ _MAX_NAME: Final = 200
 _SPEAKER_MARKS: Final = ("role", "player")
 
 
-class _Place(NamedTuple):
+class RequestPlace(NamedTuple):
     """The parts of a request's path."""
 
     secret: str | None
-    """None: the request has none in its path, and is to have it as its API key."""
+    """None: the request has none in its path, and is to have it as its API key. Of an online run it is the name of the
+    conversation."""
     route: str
     """The route of the API, such as `chat/completions`; `reward`; or empty."""
     marks: Mapping[str, str]
@@ -68,8 +69,8 @@ class DoorServer:
 
     def app(self, connections: Connections) -> web.Application:
         """Return the application that answers for all sessions."""
-        check = guard(None, connections, _turn_away)
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_in_dialect, check])
+        check = guard(None, connections, turn_away)
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[errors_in_dialect, check])
         app.router.add_route("*", "/{path:.*}", self._answer)
         return app
 
@@ -103,8 +104,8 @@ class DoorServer:
         )
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        place = _place_of(request)
-        secret = _sent_key(request) if place.secret is None else place.secret
+        place = place_of(request)
+        secret = sent_key(request) if place.secret is None else place.secret
         session = self._session(secret, is_reward=place.route == "reward")
         if place.route == "reward":
             _check_method(request, "POST")
@@ -116,8 +117,8 @@ class DoorServer:
             if place.route == COUNT_ROUTE:
                 tokens = session.count_tokens(dialect.read(await request.read(), session.store))
                 return json_reply({"input_tokens": tokens})
-            return await _answer_model_call(request, dialect, session, _speaker(request, session, place))
-        return _answer_other(request, place.route)
+            return await _answer_model_call(request, dialect, session, speaker_of(request, session, place))
+        return answer_other(request, place.route)
 
 
 @asynccontextmanager
@@ -179,14 +180,36 @@ async def _answer_model_call(
     request: web.Request, dialect: Dialect, session: EpisodeSession, speaker: Speaker
 ) -> web.StreamResponse:
     asked = dialect.read(await request.read(), session.store)
-    is_retry = request.headers.get(_RETRY_HEADER, "0") not in ("", "0")
-    call = session.ask(dialect, asked, speaker, request.headers.get(_SAMPLE_HEADER, ""), is_retry=is_retry)
+    return await answer_call(request, dialect, asked, session, speaker)
+
+
+def is_marked_retry(request: web.Request) -> bool:
+    """Return whether a client says that it makes a request again."""
+    return request.headers.get(_RETRY_HEADER, "0") not in ("", "0")
+
+
+def sample_of(request: web.Request) -> str:
+    """Return the name of the sample that a request asks for: requests with another one are other requests."""
+    return request.headers.get(_SAMPLE_HEADER, "")
+
+
+async def answer_call(
+    request: web.Request,
+    dialect: Dialect,
+    asked: DialectCall,
+    session: EpisodeSession,
+    speaker: Speaker,
+    headers: Mapping[str, str] | None = None,
+) -> web.StreamResponse:
+    """Answer a call of a session, whole or as events; `headers` go into the response."""
+    call = session.ask(dialect, asked, speaker, sample_of(request), is_retry=is_marked_retry(request))
     with call.followed() as pieces:
         if asked.stream:
-            response = await _send_answer_events(request, dialect, asked, call, pieces)
+            response = await _send_answer_events(request, dialect, asked, call, pieces, headers or {})
         else:
             answer = await _whole(pieces)
             response = json_reply(dialect.answer(asked, answer))
+            response.headers.update(headers or {})
             await response.prepare(request)
             await response.write_eof()
         call.is_delivered |= request.transport is not None and not request.transport.is_closing()
@@ -201,12 +224,17 @@ async def _whole(pieces: AsyncIterator[Piece]) -> Answer:
 
 
 async def _send_answer_events(
-    request: web.Request, dialect: Dialect, asked: DialectCall, call: SharedCall, pieces: AsyncIterator[Piece]
+    request: web.Request,
+    dialect: Dialect,
+    asked: DialectCall,
+    call: SharedCall,
+    pieces: AsyncIterator[Piece],
+    headers: Mapping[str, str],
 ) -> web.StreamResponse:
     """Send the events of a call as they come; an error before the first piece is raised, for a response of its own."""
     first = await anext(pieces, None)
     writer = dialect.events(asked, call.id)
-    response = web.StreamResponse(headers=_EVENT_HEADERS)
+    response = web.StreamResponse(headers={**_EVENT_HEADERS, **headers})
     with suppress(ConnectionResetError):  # the client has disconnected, so there is no one to answer
         await response.prepare(request)
         await _write_frames(response, writer.begin())
@@ -232,7 +260,7 @@ async def _write_frames(response: web.StreamResponse, events: Sequence[bytes]) -
         await response.write(b"".join(events))
 
 
-def _answer_other(request: web.Request, route: str) -> web.StreamResponse:
+def answer_other(request: web.Request, route: str) -> web.StreamResponse:
     """Answer what clients ask before and beside calls: whether there is a server, and its models."""
     if request.method not in ("GET", "HEAD"):
         raise _unknown_route(request, route)
@@ -258,27 +286,19 @@ def _check_method(request: web.Request, method: str) -> None:
         raise CallRefused(f"this route takes {method}, got {request.method}", status=405)
 
 
-def _place_of(request: web.Request) -> _Place:
-    """Return the parts of a path: `/e/KEY`, `/role/NAME` and `/player/NAME` where they are there, `/v1`, the route."""
+def place_of(request: web.Request) -> RequestPlace:
+    """Return the parts of a path: `/e/KEY` or `/c/CONVERSATION`, `/role/NAME`, `/player/NAME`, `/v1`, and the route."""
     parts = [part for part in request.path.split("/") if part]
     secret = None
-    if parts[:1] == ["e"] and len(parts) > 1:
+    if parts[:1] in (["e"], ["c"]) and len(parts) > 1:
         secret, parts = parts[1], parts[2:]
     marks: dict[str, str] = {}
     while len(parts) > 1 and parts[0] in _SPEAKER_MARKS:
         marks[parts[0]], parts = parts[1], parts[2:]
-    return _Place(secret, "/".join(parts[1:] if parts[:1] == ["v1"] else parts), marks)
+    return RequestPlace(secret, "/".join(parts[1:] if parts[:1] == ["v1"] else parts), marks)
 
 
-def _sent_key(request: web.Request) -> str:
-    """Return the API key of a request, as either kind of client sends it; empty without one."""
-    authorization = request.headers.get("Authorization", "")
-    if authorization.startswith("Bearer "):
-        return authorization.removeprefix("Bearer ").strip()
-    return request.headers.get("x-api-key", "")
-
-
-def _speaker(request: web.Request, session: EpisodeSession, place: _Place) -> Speaker:
+def speaker_of(request: web.Request, session: EpisodeSession, place: RequestPlace) -> Speaker:
     """Return the speaker of a request: of its path, else of its headers, else of the session's client."""
     speaker = session.client.speaker
     found = {name: place.marks.get(name) or request.headers.get(f"x-agentrl-{name}", "") for name in _SPEAKER_MARKS}
@@ -293,22 +313,26 @@ def _secret_digest(secret: str) -> bytes:
 
 
 @web.middleware
-async def _errors_in_dialect(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def errors_in_dialect(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer errors in the shape of the dialect whose route the request names."""
     try:
         return await handler(request)
     except AgentRLError as error:
-        return _refusal_in_dialect(request, str(error), status_of(error), code_of(error))
+        response = _refusal_in_dialect(request, str(error), status_of(error), code_of(error))
+        if isinstance(error, CallRefused) and "Retry-After" in response.headers:
+            response.headers["Retry-After"] = str(error.retry_after_s)
+        return response
     except web.HTTPException as error:
         return _refusal_in_dialect(request, error.reason, error.status, None)
 
 
-def _turn_away(request: web.Request, refused: Refusal) -> web.Response:
+def turn_away(request: web.Request, refused: Refusal) -> web.Response:
+    """Answer a request that no route gets to see."""
     return _refusal_in_dialect(request, refused.reason, refused.status, None)
 
 
 def _refusal_in_dialect(request: web.Request, message: str, status: int, code: str | None) -> web.Response:
-    dialect = dialect_of_path(_place_of(request).route) or served_dialects()[0]
+    dialect = dialect_of_path(place_of(request).route) or served_dialects()[0]
     response = json_reply(dialect.refusal(message, status=status, code=code), status=status)
     if status in (429, 503):
         response.headers["Retry-After"] = "1"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Final, cast
 
@@ -15,15 +16,14 @@ import anyio
 import orjson
 
 from agentrl.client import Client
-from agentrl.client.backend import AskedCall
+from agentrl.client.backend import Answer, AskedCall
 from agentrl.concurrency import task_group
-from agentrl.errors import RewardError
 from agentrl.gateway.body import CallRefused
 from agentrl.gateway.dialect import Dialect, DialectCall
 from agentrl.gateway.items import ItemStore
 from agentrl.gateway.sessions.calls import RecentCalls, SharedCall
-from agentrl.gateway.sessions.dialects import served_dialects
 from agentrl.gateway.sessions.matching import ResentHistory
+from agentrl.gateway.sessions.rewards import set_reward
 from agentrl.servers.http.errors import decode_body
 from agentrl.tokens.template.rendering import ToolSchemas
 from agentrl.types import Speaker
@@ -44,10 +44,12 @@ class EpisodeSession:
 
     Args:
         client: its episode; its role, player and branch are the default of each call.
+        on_answer: called with each call and its answer, whose turn is recorded, before the answer is sent whole.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, on_answer: Callable[[DialectCall, Answer], None] | None = None) -> None:
         self.client = client
+        self._on_answer = on_answer
         self.store = ItemStore()
         """What the responses of the episode are kept in, for calls that name them by id."""
         self._recent = RecentCalls()
@@ -75,11 +77,14 @@ class EpisodeSession:
         if call.stream:  # answers say how many tokens they took, and some endpoints count only when they are asked to
             arguments["stream_options"] = {"include_usage": True}
         asked = AskedCall(messages, arguments, speaker, self.client.timeout)
-        keep = partial(dialect.keep, call, store=self.store)
-        found = SharedCall(self.client.backend, asked, stream=call.stream, on_answer=keep)
+        found = SharedCall(self.client.backend, asked, stream=call.stream, on_answer=partial(self._keep, dialect, call))
         self._recent.add(identity, found)
         self._send.send_nowait(found)
         return found
+
+    def repeats(self, dialect: Dialect, call: DialectCall, speaker: Speaker, sample: str, *, is_retry: bool) -> bool:
+        """Return whether `ask` would join an earlier call."""
+        return self._recent.repeated(_identity(dialect, call, speaker, sample), is_retry=is_retry) is not None
 
     def count_tokens(self, call: DialectCall) -> int:
         """Return the number of tokens that the prompt of a call has; nothing is sent.
@@ -107,36 +112,12 @@ class EpisodeSession:
                 'a reward is {"reward": 1.0}, with "response_id" that of one answer; '
                 + (f"got the fields {', '.join(unknown)}, too" if unknown else "the body has no reward")
             )
-        if not self.client.episode.is_open:
-            raise CallRefused("the episode has ended; its reward can no longer be set", status=409)
-        answer, value = fields.get("response_id"), fields["reward"]
-        if isinstance(value, str) or value is None:
-            raise RewardError(f"a reward is a number, or an object of named parts that add up to it, got {value!r:.80}")
-        if answer is None:
-            self._reward_final(value)
-        elif isinstance(answer, str):
-            self._reward_answer(answer, value)
-        else:
-            raise CallRefused(f"response_id is the id of an answer, as text; got {answer!r:.80}")
+        set_reward(self.client.episode, fields["reward"], fields.get("response_id"), self.client.speaker.branch)
 
-    def _reward_final(self, value: object) -> None:
-        episode = self.client.episode
-        if episode.final_reward is not None:
-            raise CallRefused(
-                f"the episode has the final reward {episode.final_reward} already; a reward is set once", status=409
-            )
-        episode.reward_final(value)
-
-    def _reward_answer(self, answer: str, value: object) -> None:
-        episode = self.client.episode
-        known = (episode.turn_of(dialect.answer_id(answer)) for dialect in served_dialects())
-        turn = next((each for each in known if each is not None), None)
-        if turn is None:
-            raise CallRefused(f"no answer of this episode has the id {answer!r:.120}", status=404)
-        if episode.turns[turn].reward is not None:
-            present = episode.turns[turn].reward
-            raise CallRefused(f"the answer {answer} has the reward {present} already; a reward is set once", status=409)
-        episode.reward_turn(turn, value, self.client.speaker.branch)
+    def _keep(self, dialect: Dialect, call: DialectCall, answer: Answer) -> None:
+        dialect.keep(call, answer, self.store)
+        if self._on_answer is not None:
+            self._on_answer(call, answer)
 
     def _count_ignored(self, field: str) -> None:
         if field not in self._ignored and len(self._ignored) >= MAX_IGNORED:

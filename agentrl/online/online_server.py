@@ -67,7 +67,7 @@ class OnlineServer:
             )
         if place.route == COUNT_ROUTE:
             call = dialect.read(await request.read(), ItemStore())
-            return json_reply({"input_tokens": self._traffic.scratch().count_tokens(call)})
+            return json_reply({"input_tokens": self._traffic.count_tokens(call)})
         with client.running_call():
             return await self._model_call(request, client, place, dialect)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -101,6 +101,8 @@ class Traffic:
             self._running = None
             for conversation in self.conversations:
                 conversation.flight.close()
+                if conversation.session is not None:
+                    conversation.session.close()  # where its task was cancelled before it began
 
     def is_idle(self) -> bool:
         """Return whether the trainer waits for conversations, and no model call runs."""
@@ -143,10 +145,11 @@ class Traffic:
         tasks.start_soon(_serve_calls, conversation, session)
         return conversation
 
-    def scratch(self) -> EpisodeSession:
-        """Return a session of no conversation, for requests that sample nothing."""
+    def count_tokens(self, call: DialectCall) -> int:
+        """Return the number of tokens of a call's prompt, whose conversation does not matter."""
         intake, _ = self._parts()
-        return EpisodeSession(Client(self._policy(intake, "", None)))
+        with closing(EpisodeSession(Client(self._policy(intake, "", None)))) as session:
+            return session.count_tokens(call)
 
     def touch(self, conversation: Conversation) -> None:
         """Take note that somebody uses a conversation, which puts off its end."""

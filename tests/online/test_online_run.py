@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import numpy as np
 import pytest
 
-from agentrl.servers.scripted.script import ScriptedCall
+from agentrl.servers.scripted.script import Hold, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from tests.engine.harness import balance, episodes, lines
 from tests.online.harness import online_run
@@ -53,3 +54,154 @@ async def test_two_conversations_with_feedback_become_a_training_step(tmp_path: 
     assert run.report is not None
     assert balance(run.report) == 0
     assert list((run_dir / "online").glob("*.jsonl")) != []
+
+
+async def test_feedback_that_cannot_count_is_refused_with_a_reason(tmp_path: Path, renderer: Renderer) -> None:
+    async with online_run(tmp_path / "run", renderer) as run:
+        answer, conversation = await run.chat("Hello.")
+        refusals = (
+            (404, "no conversation of this key", run.feedback(1.0, response_id="chatcmpl-unknown")),
+            (404, "no conversation of this key", run.feedback(1.0, response_id=answer["id"], key="app")),
+            (404, "no conversation of this key", run.feedback(1.0, conversation_id=conversation, key="app")),
+            (400, "a reward is a number", run.feedback("good", response_id=answer["id"])),
+            (400, "a feedback is", run.feedback(1.0)),
+            (400, "a feedback is", run.feedback(1.0, response_id=answer["id"], conversation_id=conversation)),
+            (400, "is true or false", run.feedback(1.0, conversation_id=conversation, final=False)),
+            (401, "requires a key", run.feedback(1.0, response_id=answer["id"], key="wrong")),
+        )
+        for status, words, refused in refusals:
+            found, body = await refused
+            assert (found, words in body["error"]["message"]) == (status, True), body
+        assert (await run.feedback(0.5, response_id=answer["id"]))[0] == 200
+        found, body = await run.feedback(0.5, response_id=answer["id"])
+        assert (found, "has the reward 0.5 already" in body["error"]["message"]) == (409, True)
+        assert (await run.feedback(1.0, response_id=answer["id"], final=True))[0] == 200
+        for ids in ({"response_id": answer["id"]}, {"conversation_id": conversation}):
+            found, body = await run.feedback(1.0, **ids)
+            assert (found, "has ended" in body["error"]["message"]) == (409, True)
+
+
+async def test_a_conversation_is_found_by_its_id_and_by_the_response_that_it_continues(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with online_run(tmp_path / "run", renderer) as run:
+        _, named = await run.chat("Hello.", headers={"x-agentrl-conversation": "ticket-7"})
+        body = {"model": "policy", "messages": [{"role": "user", "content": "Something else."}]}
+        _, _, by_path = await run.post("/c/ticket-7/v1/chat/completions", body)
+        _, _, by_metadata = await run.post("/v1/chat/completions", {**body, "metadata": {"conversation_id": "ticket-7"}})
+        _, foreign = await run.chat("Hello.", key="app", headers={"x-agentrl-conversation": "ticket-7"})
+        assert {named, by_path["x-agentrl-conversation"], by_metadata["x-agentrl-conversation"], foreign} == {"ticket-7"}
+        episodes = [each.episode for each in run.traffic.conversations]
+        assert sorted(len(each.turns) for each in episodes) == [1, 3], "another key has conversations of its own"
+
+        _, first, sent = await run.post("/v1/responses", {"model": "policy", "input": "Hi."})
+        asked = {"model": "policy", "input": "And?", "previous_response_id": first["id"]}
+        status, second, continued = await run.post("/v1/responses", asked)
+        assert (status, continued["x-agentrl-conversation"]) == (200, sent["x-agentrl-conversation"])
+        status, body, _ = await run.post("/v1/responses", {**asked, "previous_response_id": "resp_unknown"})
+        assert (status, "resp_unknown" in body["error"]["message"], second["previous_response_id"]) == (
+            400,
+            True,
+            first["id"],
+        )
+
+        claude = {"model": "policy", "max_tokens": 8, "messages": [{"role": "user", "content": "Hey."}]}
+        status, answer, sent = await run.post("/v1/messages", claude, key="app")
+        assert (status, answer["content"][0]["text"]) == (200, "good")
+        history = [
+            *claude["messages"],
+            {"role": "assistant", "content": answer["content"]},
+            {"role": "user", "content": "?"},
+        ]
+        _, _, again = await run.post("/v1/messages", {**claude, "messages": history}, key="app")
+        assert again["x-agentrl-conversation"] == sent["x-agentrl-conversation"]
+        status, body, _ = await run.post("/v1/messages/count_tokens", claude, key="app")
+        assert (status, body["input_tokens"] > 0) == (200, True)
+        assert len(run.traffic.conversations) == 4, "counting tokens opens no conversation"
+
+
+async def test_equal_first_requests_are_two_conversations_and_a_marked_retry_is_none(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with online_run(tmp_path / "run", renderer) as run:
+        _, first = await run.chat("Hello.")
+        _, second = await run.chat("Hello.")
+        _, retried = await run.chat("Hello.", headers={"x-stainless-retry-count": "1"})
+        assert (first != second, retried) == (True, second)
+
+
+async def test_a_client_beyond_its_limits_is_told_when_to_call_again(tmp_path: Path, renderer: Renderer) -> None:
+    async with online_run(tmp_path / "run", renderer, requests_per_minute=2, max_conversations=1) as run:
+        await run.chat("Hello.")
+        status, body, headers = await run.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi."}]})
+        assert (status, headers["Retry-After"], "conversations are open" in str(body)) == (503, "30", True)
+        status, body, headers = await run.post("/v1/messages", {})
+        assert (status, body["type"], body["error"]["type"]) == (429, "error", "rate_limit_error")
+        assert 1 <= int(headers["Retry-After"]) <= 60
+        assert (await run.post("/v1/messages", {}, key="app"))[0] == 400, "another client has a limit of its own"
+
+
+async def test_more_calls_at_once_than_a_key_may_make_are_refused(tmp_path: Path, renderer: Renderer) -> None:
+    hold = Hold()
+
+    def script(call: ScriptedCall) -> ScriptedReply:
+        return ScriptedReply(output="good", holds=(hold,))
+
+    async with online_run(tmp_path / "run", renderer, script=script, max_calls=1) as run, anyio.create_task_group() as tasks:
+        tasks.start_soon(run.chat, "Hello.")
+        await hold.reached.wait()
+        status, body, _ = await run.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi."}]})
+        assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+        hold.release.set()
+
+
+async def test_an_idle_conversation_ends_and_only_one_with_feedback_is_trained(tmp_path: Path, renderer: Renderer) -> None:
+    async with online_run(tmp_path / "run", renderer, idle_s=0.5, steps=2) as run:
+        await run.chat("Nobody says anything.")
+        await until(lambda: lines(tmp_path / "run" / "metrics.jsonl", "dropped_group"))
+        kept: set[str] = set()
+        for reward in (0.0, 1.0):
+            answer, conversation = await run.chat("Tell me.")
+            if (await run.feedback(reward, response_id=answer["id"]))[0] == 200:
+                kept.add(conversation)
+        await until(lambda: run.trainer.batches or len(kept) < 2)
+    dropped = lines(tmp_path / "run" / "metrics.jsonl", "dropped_group")
+    assert dropped[0]["reason"] == "no_feedback"
+    assert len(run.trainer.batches) == len(kept) // 2
+    assert {each["episode_id"] for each in episodes(tmp_path / "run")} == kept, "what is left is in no record"
+
+
+async def test_a_conversation_older_than_the_bound_is_left(tmp_path: Path, renderer: Renderer) -> None:
+    async with online_run(tmp_path / "run", renderer, steps=2, algorithm={"max_staleness": 0}) as run:
+        _, stale = await run.chat("Hello.")
+        for reward in (0.0, 1.0):
+            _, fresh = await run.chat("Hi.", key="app")
+            await run.feedback(reward, conversation_id=fresh, key="app")
+        await until(lambda: lines(tmp_path / "run" / "metrics.jsonl", "step"))
+        assert (await run.feedback(1.0, conversation_id=stale))[0] == 200
+        await until(lambda: lines(tmp_path / "run" / "metrics.jsonl", "dropped_group"))
+    [dropped] = lines(tmp_path / "run" / "metrics.jsonl", "dropped_group")
+    assert dropped["reason"] == "over_age"
+
+
+async def test_a_run_without_traffic_is_no_stall(tmp_path: Path, renderer: Renderer) -> None:
+    limits = {"engine": {"stall_timeout_s": 0.2}, "rollout": {"episode_timeout_s": 0.1}}
+    async with online_run(tmp_path / "run", renderer, **limits) as run:
+        await anyio.sleep(1)  # nothing tells of a timer that does not end the run
+        for reward in (0.0, 1.0):
+            _, conversation = await run.chat("Hello.")
+            await run.feedback(reward, conversation_id=conversation)
+        await until(lambda: run.trainer.batches)
+
+
+async def test_no_word_of_a_conversation_and_no_key_is_logged(
+    tmp_path: Path, renderer: Renderer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level("DEBUG")
+    async with online_run(tmp_path / "run", renderer) as run:
+        answer, _ = await run.chat("A rare word: quaxolotl.")
+        await run.feedback(1.0, response_id=answer["id"])
+        await run.post("/v1/chat/completions", {"messages": "quaxolotl"})
+    written = caplog.text + "".join(capfd.readouterr())
+    assert "quaxolotl" not in written
+    assert "key-of-web" not in written + (tmp_path / "run" / "metrics.jsonl").read_text()

@@ -63,6 +63,11 @@ class EpisodeSession:
             async for call in self._receive:
                 tasks.start_soon(call.run)
 
+    def close(self) -> None:
+        """Take no more calls; `run` does so at its end."""
+        self._send.close()
+        self._receive.close()
+
     def ask(self, dialect: Dialect, call: DialectCall, speaker: Speaker, sample: str, *, is_retry: bool) -> SharedCall:
         """Return the call that a request makes or repeats; requests with another `sample` are other requests."""
         identity = _identity(dialect, call, speaker, sample)

@@ -49,16 +49,17 @@ class Sandbox(Protocol):
         ...
 
     def session(
-        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
+        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None, port: int | None = None
     ) -> AbstractAsyncContextManager[Session]:
         """Open a sandbox for many calls, with a Python, a shell and a working directory that keep their state.
 
         Args:
             files: first contents of the working directory.
             limits: of the session, and of each call.
+            port: a port of this machine's loopback that programs reach under the same number, and nothing else.
 
         Raises:
-            ConfigError: a path leaves the working directory.
+            ConfigError: a path leaves the working directory, or the backend has no way to a port.
             EnvironmentFault: the sandbox could not be started.
         """
         ...
@@ -83,6 +84,7 @@ class BoxSandbox:
         is_isolated: whether programs are kept from this machine.
         limits: of calls that bring none.
         forks: Python and the path of `inside/programs.py`; None: the backend cannot part the programs of one sandbox.
+        has_passages: whether boxes can have a way to a port of this machine.
     """
 
     def __init__(
@@ -94,9 +96,11 @@ class BoxSandbox:
         is_isolated: bool,
         limits: Limits | None = None,
         forks: tuple[str, ...] | None = None,
+        has_passages: bool = False,
     ) -> None:
         self.name, self.is_isolated, self.limits = name, is_isolated, limits or Limits()
         self._starter, self._supervisor, self._forks = starter, supervisor, forks
+        self._has_passages = has_passages
 
     async def run(self, program: Program, limits: Limits | None = None) -> Result:
         """Run `program` as `Sandbox.run` describes."""
@@ -104,12 +108,15 @@ class BoxSandbox:
         return await run_in_box(self._starter, program, limits or self.limits)
 
     def session(
-        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
+        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None, port: int | None = None
     ) -> AbstractAsyncContextManager[Session]:
         """Open a session as `Sandbox.session` describes."""
         check_files(files or {})
+        if port is not None and self.is_isolated and not self._has_passages:
+            raise no_passage(self.name)
         note_use(self.name, is_isolated=self.is_isolated)
-        return open_session(self._starter, self._supervisor, limits or self.limits, files)
+        way = port if self.is_isolated else None  # without walls there is nothing in the way
+        return open_session(self._starter, self._supervisor, limits or self.limits, files, way)
 
     def forks(self, *, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]:
         """Open a warm Python as `Sandbox.forks` describes."""
@@ -155,11 +162,19 @@ class SandboxPool:
 
     @asynccontextmanager
     async def session(
-        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
+        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None, port: int | None = None
     ) -> AsyncGenerator[Session]:
         """Open a session, as `Sandbox.session` describes, when one of the pool's is free."""
         async with AsyncExitStack() as stack:
             with outside_work():
                 await stack.enter_async_context(self._sessions)
-                session = await stack.enter_async_context(self._sandbox.session(files=files, limits=limits))
+                session = await stack.enter_async_context(self._sandbox.session(files=files, limits=limits, port=port))
             yield session
+
+
+def no_passage(backend: str) -> ConfigError:
+    """Return the error for a backend whose boxes reach no port of this machine."""
+    return ConfigError(
+        f"sandbox: programs of the backend {backend} cannot reach a port of this machine; use the backend bubblewrap, or run "
+        "the program outside"
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import anyio
@@ -19,6 +19,7 @@ import anyio
 from agentrl.concurrency import task_group
 from agentrl.errors import EnvironmentFault
 from agentrl.sandbox.kernel_limits import process_limits
+from agentrl.sandbox.passage import open_passage
 from agentrl.sandbox.pipes import PipeReader, PipeWriter
 from agentrl.sandbox.session import Session, session_over
 from agentrl.sandbox.types import MIB, Ending, Limits, Program, Result
@@ -291,11 +292,18 @@ class BoxSupervisor:
 
 @asynccontextmanager
 async def open_session(
-    starter: Starter, command: tuple[str, ...], limits: Limits, files: Mapping[str, bytes] | None = None
+    starter: Starter,
+    command: tuple[str, ...],
+    limits: Limits,
+    files: Mapping[str, bytes] | None = None,
+    port: int | None = None,
 ) -> AsyncGenerator[Session]:
-    """Start a supervisor in a box and yield the session; `command` is Python and the supervisor, as the box sees them."""
+    """Start a supervisor in a box and yield the session; `command` is Python and the supervisor, as the box sees them.
+
+    The box reaches `port` of this machine's loopback, under the same number.
+    """
     async with (
-        _supervised(starter, command, _options(limits), limits, "session") as supervisor,
+        _supervised(starter, command, _options(limits), limits, "session", port) as supervisor,
         session_over(supervisor, limits, files) as session,
     ):
         yield session
@@ -318,15 +326,26 @@ def _options(limits: Limits) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _supervised(
-    starter: Starter, command: tuple[str, ...], options: Mapping[str, Any], limits: Limits, use: Use
+    starter: Starter,
+    command: tuple[str, ...],
+    options: Mapping[str, Any],
+    limits: Limits,
+    use: Use,
+    port: int | None = None,
 ) -> AsyncGenerator[BoxSupervisor]:
     """Yield the way to the supervisor that `command` starts in a box, and watch what its programs use."""
-    program = Program(argv=(*command, json.dumps(options)))
-    async with starter.start(program, limits, use=use) as box:
-        supervisor = BoxSupervisor(box, limits)
-        await supervisor.begin()
-        async with task_group() as tasks:
-            tasks.start_soon(supervisor.watch)
-            tasks.start_soon(supervisor.drain)
-            yield supervisor
-            tasks.cancel_scope.cancel()
+    with nullcontext() if port is None else open_passage(port) as passage:
+        if passage is not None:
+            command = passage.before(command)
+        inherited = () if passage is None else (passage.descriptor,)
+        program = Program(argv=(*command, json.dumps(options)), inherited=inherited)
+        async with starter.start(program, limits, use=use) as box:
+            supervisor = BoxSupervisor(box, limits)
+            await supervisor.begin()
+            async with task_group() as tasks:
+                tasks.start_soon(supervisor.watch)
+                if passage is not None:
+                    tasks.start_soon(passage.carry)
+                tasks.start_soon(supervisor.drain)
+                yield supervisor
+                tasks.cancel_scope.cancel()

@@ -29,6 +29,7 @@ import anyio
 import msgspec
 
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.sandbox.base import no_passage
 from agentrl.sandbox.session import REPLY_GRACE_S, Session, session_over
 from agentrl.sandbox.types import Ending, Limits, Program, Result, check_files
 from agentrl.sandbox.usage_record import note_use
@@ -110,9 +111,11 @@ class RemoteSandbox:
         return _decode(self._checked("/run", status, answer), Result)
 
     def session(
-        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
+        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None, port: int | None = None
     ) -> AbstractAsyncContextManager[Session]:
         """Open a session as `Sandbox.session` describes."""
+        if port is not None:
+            raise no_passage(self.name)
         check_files(files or {})
         note_use(self.name, is_isolated=self.is_isolated)
         return self._session(files, limits or self.limits)

@@ -76,6 +76,8 @@ class Program:
     stdin: bytes = b""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """Added to the four variables that every program gets: PATH, HOME, LANG and TMPDIR."""
+    inherited: tuple[int, ...] = ()
+    """Descriptors of this process that a box of bubblewrap inherits under the same numbers."""
 
     def __post_init__(self) -> None:
         if not self.argv or not self.argv[0] or any("\0" in word for word in self.argv):

@@ -136,7 +136,7 @@ class AsleepSandbox:
         raise AssertionError
 
     def session(
-        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None
+        self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None, port: int | None = None
     ) -> AbstractAsyncContextManager[Session]:
         raise NotImplementedError
 

@@ -39,4 +39,4 @@ async def open_bubblewrap(
     session, forks = (
         (host.python, "-I", "-S", "-B", f"{SUPERVISOR_FOLDER}/{name}.py") for name in ("supervisor", "programs")
     )
-    return BoxSandbox("bubblewrap", starter, session, is_isolated=True, limits=limits, forks=forks)
+    return BoxSandbox("bubblewrap", starter, session, is_isolated=True, limits=limits, forks=forks, has_passages=True)

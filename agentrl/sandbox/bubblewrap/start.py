@@ -309,7 +309,7 @@ class BubblewrapStarter:
                 process = PipedProcess(
                     [self._host.shell, "-c", _ENTER, "sh", group.entry if group is not None else "", *bwrap],
                     environment={},
-                    descriptors=[*descriptors.values(), writing],
+                    descriptors=[*descriptors.values(), writing, *program.inherited],
                     directory="/",
                     owner=uid if self._host.setpriv is not None else None,
                 )

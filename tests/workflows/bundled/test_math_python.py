@@ -66,7 +66,9 @@ class BrokenSandbox:
         raise EnvironmentFault("sandbox: cannot be started")
 
     @asynccontextmanager
-    async def session(self, *, files: object = None, limits: Limits | None = None) -> AsyncGenerator[Session]:
+    async def session(
+        self, *, files: object = None, limits: Limits | None = None, port: int | None = None
+    ) -> AsyncGenerator[Session]:
         raise EnvironmentFault("sandbox: cannot be started")
         yield
 

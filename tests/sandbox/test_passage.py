@@ -1,0 +1,112 @@
+"""The way out of a box: programs reach one port of this machine, and nothing else."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import anyio
+import pytest
+from anyio.abc import SocketStream
+
+from agentrl.errors import ConfigError
+from agentrl.sandbox.base import BoxSandbox
+from agentrl.sandbox.docker import Docker, DockerStarter
+from agentrl.sandbox.passage import MAX_CARRIED
+from agentrl.sandbox.types import Limits, Program
+
+DEADLINE_S = 300
+ASK = """
+import socket, sys
+def ask(port, said, timeout=100):
+    with socket.create_connection(("127.0.0.1", port), timeout) as made:
+        made.sendall(said)
+        made.shutdown(socket.SHUT_WR)
+        heard = b""
+        while piece := made.recv(65536):
+            heard += piece
+        return heard
+"""
+
+
+class Served(NamedTuple):
+    """A server of this machine that says what it hears, and ends."""
+
+    port: int
+    connected: list[int]
+    """One entry for each connection that is open."""
+
+
+@asynccontextmanager
+async def echo() -> AsyncGenerator[Served]:
+    connected: list[int] = []
+
+    async def answer(stream: SocketStream) -> None:
+        connected.append(1)
+        async with stream:
+            async for data in stream:
+                await stream.send(data)
+        connected.pop()
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, answer)
+        yield Served(listener.extra(anyio.abc.SocketAttribute.local_port), connected)
+        tasks.cancel_scope.cancel()
+
+
+async def test_programs_reach_the_port_and_no_other_and_so_does_their_shell(sandbox: BoxSandbox) -> None:
+    with anyio.fail_after(DEADLINE_S), socket.create_server(("127.0.0.1", 0)) as other:
+        async with echo() as served, sandbox.session(port=served.port) as session:
+            said = await session.python(f"{ASK}\nassert ask({served.port}, b'x' * 3_000_000) == b'x' * 3_000_000")
+            assert said.is_success, said.text
+            elsewhere = await session.python(f"ask({other.getsockname()[1]}, b'hi')")
+            assert "ConnectionRefusedError" in elsewhere.text
+            shell = await session.shell(f"exec 5<>/dev/tcp/127.0.0.1/{served.port}; echo hello >&5; head -1 <&5")
+            assert shell.text == "hello"
+            assert not (await session.shell(": <>/dev/tcp/192.0.2.1/53")).is_success
+            seen = await session.run(Program(argv=("ls", "/proc/self/fd")))
+            assert seen.text.split() == ["0", "1", "2", "3"]  # the last one is that of ls
+            async with sandbox.session() as stranger:
+                assert "ConnectionRefusedError" in (await stranger.python(f"{ASK}\nask({served.port}, b'hi')")).text
+
+
+async def test_a_flood_of_connections_waits_and_ends_with_the_box(sandbox: BoxSandbox) -> None:
+    flood = """
+kept = []
+for _ in range(200):
+    made = socket.socket()
+    made.setblocking(False)
+    made.connect_ex(("127.0.0.1", int(PORT)))
+    kept.append(made)
+"""
+    with anyio.fail_after(DEADLINE_S):
+        async with echo() as served:
+            async with sandbox.session(port=served.port) as session:
+                assert (await session.python(ASK + flood.replace("PORT", str(served.port)))).is_success
+                while len(served.connected) < MAX_CARRIED:  # noqa: ASYNC110 - the server tells nobody
+                    await anyio.sleep(0.01)
+                assert len(served.connected) == MAX_CARRIED
+            while served.connected:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+
+
+async def test_a_cancelled_session_closes_its_way(sandbox: BoxSandbox) -> None:
+    with anyio.fail_after(DEADLINE_S):
+        async with echo() as served:
+            with anyio.CancelScope() as scope:
+                async with sandbox.session(port=served.port) as session:
+                    await session.python(f"{ASK}\nkept = socket.create_connection(('127.0.0.1', {served.port}))")
+                    while not served.connected:  # noqa: ASYNC110
+                        await anyio.sleep(0.01)
+                    scope.cancel()
+                    await anyio.sleep_forever()
+            while served.connected:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+
+
+async def test_a_backend_without_such_a_way_refuses_by_name() -> None:
+    boxes = BoxSandbox("docker", DockerStarter(Docker(image="any")), ("python3",), is_isolated=True, limits=Limits())
+    with pytest.raises(ConfigError, match="the backend docker cannot reach a port"):
+        boxes.session(port=80)

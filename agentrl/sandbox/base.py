@@ -175,6 +175,6 @@ class SandboxPool:
 def no_passage(backend: str) -> ConfigError:
     """Return the error for a backend whose boxes reach no port of this machine."""
     return ConfigError(
-        f"sandbox: programs of the backend {backend} cannot reach a port of this machine; use the backend bubblewrap, or run "
-        "the program outside"
+        f"sandbox: programs of the backend {backend} cannot reach a port of this machine; use the backend bubblewrap, or "
+        "run the program outside"
     )

@@ -74,7 +74,9 @@ async def test_the_program_is_recorded_against_an_endpoint_and_replays_without_i
     [cassette] = tmp_path.iterdir()
     assert await replay_cassettes([cassette])
     capsys.readouterr()
-    asks_otherwise = """curl -sS --json '{"messages": [{"role": "user", "content": "Why?"}]}' "$OPENAI_BASE_URL/chat/completions" """
+    asks_otherwise = (
+        """curl -sS --json '{"messages": [{"role": "user", "content": "Why?"}]}' "$OPENAI_BASE_URL/chat/completions" """
+    )
     other = {**example.workflow_args, "command": ["sh", "-c", asks_otherwise]}
     assert not await replay_cassettes([cassette], workflow_args=other)
     assert "the workflow sent another message 1: expected" in capsys.readouterr().out

@@ -20,35 +20,41 @@ import json
 import os
 import re
 import shutil
-import stat
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import anyio
 import anyio.to_thread
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from agentrl.client import Client, Door
 from agentrl.config.base import Config, Words
 from agentrl.episode.checks import check_reward
 from agentrl.errors import ConfigError, EnvironmentFault, WorkflowError, boundary
-from agentrl.processes.marked import end_marked
-from agentrl.sandbox.box import Use, run_in_box
-from agentrl.sandbox.pipes import PipedProcess
-from agentrl.sandbox.types import Ending, Limits, Program, Result
-from agentrl.sandbox.unsafe import ProcessBox
+from agentrl.sandbox import Ending, Limits, Program, Result, SandboxConfig, SandboxPool, open_sandbox
+from agentrl.sandbox.base import no_passage
 from agentrl.types import JsonValue, Task
 from agentrl.user_code import import_user_object
 from agentrl.workflow import RolloutWorkflow
+from agentrl_workflows.command_places import PROGRAMS, Left, Wanted, run_inside, run_outside
 
-AnswerGrader: TypeAlias = Callable[[str, Task], float | Awaitable[float]]
+
+class Work(NamedTuple):
+    """The things that a program left, for a grader of three arguments. The program is over, and its processes have ended."""
+
+    files: Mapping[str, bytes]
+    """The regular files of its working directory, by their paths."""
+    sandbox: SandboxPool
+    """Runs hidden tests, each in a sandbox of its own."""
+
+
+AnswerGrader: TypeAlias = Callable[..., float | Awaitable[float]]
 TASK_FILE: Final = "task.json"
 _FIELD: Final = re.compile(r"\{(task|door)\.([A-Za-z_][A-Za-z0-9_]*)\}")
 _LAST_CHARS: Final = 2_000
-_MAX_RESULT_BYTES: Final = 2**20
 
 
 class CommandSettings(Config):
@@ -62,6 +68,9 @@ class CommandSettings(Config):
     """Variables beside those of the door, PATH, LANG, HOME and TMPDIR; the same words stand for fields as in `command`."""
     inherit: tuple[str, ...] = ()
     """Variables of this process that the program gets, too, by name."""
+    sandbox: SandboxConfig | None = None
+    """Run the program in a sandbox that reaches nothing but the door: `true`, or the fields of `SandboxConfig`; None: it
+    runs as a process of this user. Its limits `wall_s` and `output_kb` are `timeout_s` and `output_kb` below."""
     directory: str | None = None
     """A directory whose contents the working directory begins with, such as `tasks/{task.id}`; None: it is empty."""
     hide: tuple[str, ...] = ("answer", "reference", "tests")
@@ -69,7 +78,8 @@ class CommandSettings(Config):
     result: str | None = None
     """A file of the working directory that the program writes: the reward, or `{"reward": ...}`, a number or named parts."""
     grader: str | None = None
-    """`module:name` of a function `(text, task) -> float`; the text is the program's standard output."""
+    """`module:name` of a function `(text, task) -> float`, or `(text, task, work) -> float`, where `work` is a `Work`; the
+    text is the program's standard output."""
     exit_rewards: Mapping[int, float] = Field(default_factory=dict[int, float])
     """The reward of each exit status, such as `{0: 1.0, 1: 0.0}`."""
     ok_statuses: tuple[int, ...] = (0,)
@@ -84,6 +94,11 @@ class CommandSettings(Config):
     """Standard output and standard error, in KiB each; a program over it is ended, which is a crash."""
     limit_reward: float = 0.0
     """Reward of an episode that a turn, token or context limit ended, unless the program has named one."""
+
+    @field_validator("sandbox", mode="before")
+    @classmethod
+    def _read_sandbox(cls, value: object) -> object:
+        return {} if value is True else None if value is False else value
 
 
 class CommandWorkflow(RolloutWorkflow):
@@ -100,13 +115,30 @@ class CommandWorkflow(RolloutWorkflow):
             raise ConfigError(f"workflow: {error}") from None
         if (given.on_crash == "reward") != (given.crash_reward is not None):
             raise ConfigError("workflow: crash_reward is the reward of `on_crash: reward`; set both or neither")
+        if given.sandbox is not None and given.sandbox.backend in ("docker", "remote"):
+            raise no_passage(given.sandbox.backend)
         self.limit_reward = given.limit_reward
         self._grade = None if given.grader is None else _imported_grader(given.grader)
+        self._grades_files = self._grade is not None and _takes_work(self._grade)
+        self.sandbox_config = given.sandbox or (SandboxConfig() if self._grades_files else None)
+        """Which sandbox `opened` opens, if any; `agentrl doctor` tests it."""
+        self._pool: SandboxPool | None = None
         self._here = Path.cwd()
 
     @property
     def name(self) -> str:
         return Path(self._settings.command[0]).name
+
+    @property
+    def sandbox(self) -> SandboxPool:
+        """The open sandbox.
+
+        Raises:
+            WorkflowError: `opened` was not entered.
+        """
+        if self._pool is None:
+            raise WorkflowError(f"{self.name}: its sandbox is closed; run episodes inside `async with workflow.opened():`")
+        return self._pool
 
     async def run(self, task: Task, client: Client) -> float | None:
         """Run the program to its end and return the reward; None where it has posted one."""
@@ -114,13 +146,29 @@ class CommandWorkflow(RolloutWorkflow):
             place = Path(folder)
             await anyio.to_thread.run_sync(self._prepare, place, task)
             async with client.served() as door:
-                result = await self._play(task, door, place)
+                left = await self._play(task, door, place)
             try:
-                return await self._reward(task, client, result, place)
+                return await self._reward(task, client, left)
             except WorkflowError as error:
                 if client.limit_reached is not None and client.unresolved_error is not None:
                     raise client.unresolved_error from error  # it had no call left to earn a reward with
                 raise
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[None]:
+        """Open the sandbox, where programs run in it or a grader asks for it.
+
+        Raises:
+            ConfigError: this machine cannot run it.
+        """
+        if self.sandbox_config is None:
+            yield
+            return
+        async with open_sandbox(self.sandbox_config) as self._pool:
+            try:
+                yield
+            finally:
+                self._pool = None
 
     def _prepare(self, place: Path, task: Task) -> None:
         settings = self._settings
@@ -133,24 +181,31 @@ class CommandWorkflow(RolloutWorkflow):
         shown = {name: value for name, value in task.data.items() if name not in settings.hide}
         (place / TASK_FILE).write_text(json.dumps({"id": task.id, **shown}, ensure_ascii=False))
 
-    async def _play(self, task: Task, door: Door, place: Path) -> Result:
+    async def _play(self, task: Task, door: Door, place: Path) -> Left:
         settings = self._settings
-        command = [_filled(word, task, door) for word in settings.command]
+        words = [_filled(word, task, door) for word in settings.command]
         own = {name: _filled(value, task, door) for name, value in settings.env.items()}
         inherited = {name: os.environ[name] for name in settings.inherit if name in os.environ}
-        program = Program(
-            argv=tuple(self._found(word) for word in command), environment={**inherited, **door.environment(), **own}
-        )
-        limits = Limits(wall_s=settings.timeout_s, output_kb=settings.output_kb)
-        return await run_in_box(_ProgramStarter(place, door.key.encode()), program, limits)
+        environment = {**inherited, **door.environment(), **own}
+        wanted = Wanted(result=settings.result, files=self._grades_files)
+        files = {word: path for word in words if (path := self._found(word)) is not None}
+        limits = {"wall_s": settings.timeout_s, "output_kb": settings.output_kb}
+        if settings.sandbox is None:
+            program = Program(argv=tuple(str(files.get(word, word)) for word in words), environment=environment)
+            return await run_outside(program, Limits(**limits), place, door, wanted)
+        named = {f"{number}/{path.name}": path for number, path in enumerate(files.values())}
+        shown = dict(zip(files, (f"{PROGRAMS}/{name}" for name in named), strict=True))
+        program = Program(argv=tuple(shown.get(word, word) for word in words), environment=environment)
+        bounds = settings.sandbox.limits.model_copy(update=limits)
+        return await run_inside(program, bounds, place, named, door, self.sandbox, wanted)
 
-    def _found(self, word: str) -> str:
-        """Return a word of the command, a path below the run's directory as an absolute one."""
+    def _found(self, word: str) -> Path | None:
+        """Return the file below the run's directory that a word of the command names; None: it names none."""
         path = self._here / word
-        return str(path) if "/" in word and "\n" not in word and len(word) < 1024 and path.is_file() else word
+        return path if "/" in word and "\n" not in word and len(word) < 1024 and path.is_file() else None
 
-    async def _reward(self, task: Task, client: Client, result: Result, place: Path) -> float | None:
-        settings, episode = self._settings, client.episode
+    async def _reward(self, task: Task, client: Client, left: Left) -> float | None:
+        settings, episode, result = self._settings, client.episode, left.result
         status = result.exit_status
         if status is not None and status in settings.exit_rewards and episode.final_reward is None:
             return settings.exit_rewards[status]
@@ -159,10 +214,10 @@ class CommandWorkflow(RolloutWorkflow):
         if episode.final_reward is not None:
             return None
         if settings.result is not None:
-            client.reward_final(_read_result(place, settings.result))
+            client.reward_final(_read_reward(settings.result, left.reward_file))
             return None
         if self._grade is not None:
-            return await self._graded(result.stdout.decode(errors="replace").strip(), task)
+            return await self._graded(result.stdout.decode(errors="replace").strip(), task, left.files)
         raise WorkflowError(
             f"{self.name} ended, and nothing named its reward: set workflow.result, workflow.grader or "
             f"workflow.exit_rewards, or let the program post to $AGENTRL_REWARD_URL; it said: {_last_output(result)}"
@@ -179,56 +234,12 @@ class CommandWorkflow(RolloutWorkflow):
         ending = f"exit status {result.exit_status}" if result.ended is Ending.EXITED else _crash_of(result)
         raise EnvironmentFault(f"{self.name} broke ({ending}), and workflow.on_crash is fault: {_last_output(result)}")
 
-    async def _graded(self, text: str, task: Task) -> float:
+    async def _graded(self, text: str, task: Task, files: Mapping[str, bytes]) -> float:
         assert self._grade is not None
         with boundary(EnvironmentFault, f"the grader, task {task.id}"):
-            graded = self._grade(text, task)
+            graded = self._grade(text, task, Work(files, self.sandbox)) if self._grades_files else self._grade(text, task)
             value = await graded if inspect.isawaitable(graded) else graded
         return check_reward(value, f"workflow.grader, task {task.id}")
-
-
-class _ProgramStarter:
-    """Starts a program in a directory that stays; the block's end kills its group, and what left it."""
-
-    def __init__(self, place: Path, mark: bytes) -> None:
-        self._place, self._mark = str(place), mark
-
-    @asynccontextmanager
-    async def start(self, program: Program, limits: Limits, *, use: Use = "program") -> AsyncGenerator[ProcessBox]:
-        """Start `program` and yield it."""
-        del limits, use
-        base = {
-            "PATH": os.environ.get("PATH", os.defpath),
-            "LANG": "C.UTF-8",
-            "HOME": self._place,
-            "TMPDIR": self._place,
-        }
-        try:
-            process = PipedProcess(program.argv, environment={**base, **program.environment}, directory=self._place)
-        except OSError as error:
-            raise ConfigError(f"workflow.command: cannot start {program.argv[0]}: {error.strerror or error}") from error
-        box = _MarkedBox(process, self._mark)
-        try:
-            yield box
-        finally:
-            await box.kill()
-            process.close()
-
-
-class _MarkedBox(ProcessBox):
-    """A process with its group and all that carries its mark."""
-
-    def __init__(self, process: PipedProcess, mark: bytes) -> None:
-        super().__init__(process)
-        self._mark = mark
-
-    async def kill(self) -> None:
-        """End all of them; a second call does nothing."""
-        if self._is_dead:
-            return
-        await super().kill()
-        with anyio.CancelScope(shield=True):
-            await end_marked(self._mark)
 
 
 def _filled(text: str, task: Task, door: Door | None) -> str:
@@ -249,36 +260,29 @@ def _filled(text: str, task: Task, door: Door | None) -> str:
     return _FIELD.sub(value, text)
 
 
+def _takes_work(grader: AnswerGrader) -> bool:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(each.kind in kinds for each in inspect.signature(grader).parameters.values()) > 2  # (text, task, work)
+
+
 def _imported_grader(spec: str) -> AnswerGrader:
     found = import_user_object(spec, "workflow.grader")
     if not callable(found):
-        raise ConfigError(f"workflow.grader: {spec} is no function `(text, task) -> float`")
+        raise ConfigError(f"workflow.grader: {spec} is no function `(text, task) -> float` or `(text, task, work) -> float`")
     return cast("AnswerGrader", found)
 
 
-def _read_result(place: Path, name: str) -> float | Mapping[str, float]:
+def _read_reward(name: str, content: bytes | OSError) -> float | Mapping[str, float]:
     """Return the reward in a result file: a number, named parts, or either as the field `reward`."""
-    path = place / name
+    if isinstance(content, OSError):
+        raise WorkflowError(f"workflow.result: the program ended and left no {name}: {content.strerror}")
     try:
-        if not path.resolve().is_relative_to(place.resolve()):
-            raise WorkflowError(f"workflow.result: {name} leads out of the working directory")
-        with open(path, "rb", opener=_open_now) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise WorkflowError(f"workflow.result: {name} is no plain file")
-            text = file.read(_MAX_RESULT_BYTES)
-        value = cast("JsonValue", json.loads(text))
-    except OSError as error:
-        raise WorkflowError(f"workflow.result: the program ended and left no {name}: {error.strerror}") from error
+        value = cast("JsonValue", json.loads(content))
     except ValueError as error:
         raise WorkflowError(f"workflow.result: {name} is not JSON: {error}") from error
     if isinstance(value, Mapping) and "reward" in value:
         value = value["reward"]
     return cast("float | Mapping[str, float]", value)
-
-
-def _open_now(path: str, flags: int) -> int:
-    """Open a file without waiting, as a pipe would for its writer."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _crash_of(result: Result) -> str:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from agentrl.client.client import Client
     from agentrl.client.completion import ChatStream
     from agentrl.client.config import SamplingConfig
-    from agentrl.client.door import Door
+    from agentrl.client.door import Door, DoorSettings, OtherModel, SideCalls
     from agentrl.client.endpoint import EndpointBackend
     from agentrl.client.episode import EpisodeSettings
     from agentrl.client.offline import CallTimeout
@@ -24,12 +24,15 @@ __all__ = [
     "ChatStream",
     "Client",
     "Door",
+    "DoorSettings",
     "EndpointBackend",
     "EpisodeSettings",
     "MessageLike",
+    "OtherModel",
     "PolicyBackend",
     "ReplayBackend",
     "SamplingConfig",
+    "SideCalls",
     "Tool",
     "ToolError",
     "reply_to",
@@ -43,12 +46,15 @@ __getattr__ = first_use(
         "ChatStream": "agentrl.client.completion",
         "Client": "agentrl.client.client",
         "Door": "agentrl.client.door",
+        "DoorSettings": "agentrl.client.door",
         "EndpointBackend": "agentrl.client.endpoint",
         "EpisodeSettings": "agentrl.client.episode",
         "MessageLike": "agentrl.client.arguments",
+        "OtherModel": "agentrl.client.door",
         "PolicyBackend": "agentrl.client.policy",
         "ReplayBackend": "agentrl.client.replay",
         "SamplingConfig": "agentrl.client.config",
+        "SideCalls": "agentrl.client.door",
         "Tool": "agentrl.tools",
         "ToolError": "agentrl.tools",
         "reply_to": "agentrl.tools",

@@ -21,7 +21,7 @@ from agentrl.client.episode import Episode, RunningCall
 from agentrl.inference.backend import Generation
 from agentrl.tokens.graph import TokenGraph
 from agentrl.tokens.renderer import Renderer
-from agentrl.types import EpisodeFailure, Int32Array, Message, Speaker
+from agentrl.types import EpisodeFailure, Int32Array, Message, Speaker, Turn
 
 
 class AskedCall(NamedTuple):
@@ -122,6 +122,8 @@ class ClientBackend(ABC):
 
     connection: AsyncOpenAI | None = None
     """The connection to the model's API, where there is one."""
+    is_replay: bool = False
+    """Whether answers come from a record, those of other models included."""
 
     def __init__(self, episode: Episode) -> None:
         self.episode = episode
@@ -149,6 +151,10 @@ class ClientBackend(ABC):
     @abstractmethod
     def graph(self) -> TokenGraph:
         """The tokens of the turns."""
+
+    def adopt(self, turn: Turn) -> None:
+        """Add a turn that another model answered, which has no tokens; `Episode.announce` is left to the caller."""
+        self.episode.turns.append(turn)
 
     def finish(self, failure: EpisodeFailure | None) -> None:  # noqa: B027 - most have nothing to do
         """Take note that the episode is about to close."""

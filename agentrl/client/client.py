@@ -23,7 +23,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ParsedChatCom
 from agentrl.client.arguments import RAW_RESPONSE_HEADER, CreateArguments, MessageLike, wants_stream
 from agentrl.client.backend import AskedCall, ClientBackend, PolicyTokenizer
 from agentrl.client.completion import ChatStream, completion
-from agentrl.client.door import Door
+from agentrl.client.door import Door, DoorSettings
 from agentrl.client.episode import Episode
 from agentrl.client.offline import BASE_URL, not_served, offline_http_client
 from agentrl.client.parsed import parsed_completion, response_format_of
@@ -175,14 +175,14 @@ class Client(AsyncOpenAI):
         other.speaker = self.speaker._replace(branch=self.episode.open_branch(self.speaker.branch))
         return other
 
-    def served(self) -> AbstractAsyncContextManager[Door]:
+    def served(self, settings: DoorSettings = DoorSettings()) -> AbstractAsyncContextManager[Door]:  # noqa: B008 - frozen
         """Open a door to this episode over HTTP, on loopback, for programs that speak a model API; needs asyncio.
 
         Their calls are turns like those of this client, with its role, player and branch. The door's secret ends with the
         block, and so do the calls that still run.
         """
         gateway = importlib.import_module("agentrl.gateway.sessions")  # at the first door: the gateway stands above clients
-        return cast("AbstractAsyncContextManager[Door]", gateway.open_door(self))
+        return cast("AbstractAsyncContextManager[Door]", gateway.open_door(self, settings))
 
     def reward(self, completion: object, value: float | Mapping[str, float]) -> None:
         """Set the reward of one turn, once.
@@ -405,7 +405,7 @@ class TurnHandles(Sequence[TurnHandle]):
         self._speaker = speaker
 
     def _indices(self) -> list[int]:
-        role, player, branch = self._speaker
+        role, player, branch, *_ = self._speaker
         turns = enumerate(self._episode.turns)
         named = [(at, turn) for at, turn in turns if role in ("", turn.role) and player in ("", turn.player)]
         return [at for at, turn in named if turn.branch[: len(branch)] == branch]

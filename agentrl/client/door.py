@@ -6,6 +6,68 @@ Invariant: the secret opens one episode, while its door is open, and nothing els
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from agentrl.config.base import Config
+
+
+class OtherModel(Config):
+    """A model of an OpenAI-compatible endpoint that answers side calls in the place of the policy."""
+
+    base_url: str
+    """Its base URL, such as `http://127.0.0.1:8000/v1`."""
+    model: str
+    """Its name there."""
+    api_key_env: str | None = None
+    """Environment variable with the endpoint's key; None: it needs none."""
+
+
+class SideCalls(Config):
+    """The rule for calls that a program makes beside those of its agent, such as titles: each of the lists finds some."""
+
+    models: tuple[str, ...] = ()
+    """Model names of such calls; `*` stands for any characters, as in `*haiku*`."""
+    roles: tuple[str, ...] = ()
+    """Their roles, such as `title` and `compaction`."""
+    prompts: tuple[str, ...] = ()
+    """Text in the first message of such a call."""
+    answer: Literal["policy"] | OtherModel = "policy"
+    """The model that answers."""
+    train: bool = False
+    """Whether answers of the policy are trained; those of another model never are."""
+
+    @model_validator(mode="after")
+    def _check_rule(self) -> Self:
+        if not (self.models or self.roles or self.prompts):
+            raise ValueError("side_calls names no call; set models, roles or prompts")
+        if self.train and self.answer != "policy":
+            raise ValueError("side_calls.train needs answers of the policy; another model's are not trained")
+        return self
+
+    def is_one(self, *, model: str | None, role: str, prompt: str) -> bool:
+        """Return whether a call is a side call.
+
+        Example:
+            >>> SideCalls(models=("*haiku*",)).is_one(model="claude-haiku-4-5", role="", prompt="")
+            True
+        """
+        return (
+            (model is not None and any(fnmatchcase(model, each) for each in self.models))
+            or role in self.roles
+            or any(each in prompt for each in self.prompts)
+        )
+
+
+class DoorSettings(Config):
+    """What a door makes of the calls of a program."""
+
+    branches: tuple[str, ...] = ()
+    """Roles whose agents are independent branches, as `Client.branch` declares; each agent of such a role is one."""
+    side_calls: SideCalls | None = None
+    """None: every call is one of the agent's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,6 +117,12 @@ class EndpointBackend(ClientBackend):
                 raise request.replies.broken(f"{type(result).__name__} {result!r:.80}")
             return _EndpointStream(self, cast("AsyncStream[ChatCompletionChunk]", result), request)
 
+    def adopt(self, turn: Turn) -> None:
+        """Add a turn that another model answered."""
+        self._conversations.add(self._conversations.find(turn.messages, turn.branch), turn.message, turn.branch)
+        self._tools.append(turn.tools)
+        super().adopt(turn)
+
     async def _send(self, asked: AskedCall, *, stream: bool) -> tuple[SentRequest, object]:
         filled, messages = self._filled(asked.arguments), list(asked.messages)
         headers = dict(cast("Mapping[str, object]", filled.pop("extra_headers", None) or {}))
@@ -211,9 +217,7 @@ class EndpointBackend(ClientBackend):
             output_logprobs=np.empty(0, np.float32),
             spans=(),
             stop_reason=stop_reason,
-            role=speaker.role,
-            player=speaker.player,
-            branch=speaker.branch,
+            **speaker._asdict(),
             sent_after=request.sent_after,
             sent_at=request.sent_at,
             parent=parent,

@@ -86,6 +86,10 @@ class PolicyBackend(ClientBackend):
         """The tokenizer of the policy."""
         return PolicyTokenizer(self.renderer)
 
+    def adopt(self, turn: Turn) -> None:
+        """Add a turn that another model answered; no later call continues it."""
+        self._graph.adopt(turn)
+
     async def answer(self, asked: AskedCall) -> Answer:
         """Return the answer of a call; one that the server cut raises, because it must not look like an answer."""
         messages, call = self.read(asked)

@@ -34,6 +34,8 @@ class ReplayBackend(ClientBackend):
     Log-probs of tokens (`logprobs=True`) and `client.tokenizer` need the model's tokenizer, which a record does not have.
     """
 
+    is_replay = True
+
     def __init__(self, recorded: Trajectory) -> None:
         super().__init__(Episode(EpisodeSettings(episode_id=recorded.episode_id, task_id=recorded.task_id)))
         self.recorded = recorded
@@ -265,8 +267,8 @@ def _speaker_difference(recorded: Speaker, asked: Speaker) -> str:
 
 
 def _who(speaker: Speaker) -> Speaker:
-    """Return a speaker without its branch: branches are numbered in the order of their opening, which may change."""
-    return speaker._replace(branch=())
+    """Return a speaker's role and player: branches are numbered in the order of their opening, which may change."""
+    return Speaker(speaker.role, speaker.player)
 
 
 def _quoted_speaker(speaker: Speaker) -> str:

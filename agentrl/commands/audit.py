@@ -14,6 +14,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from agentrl.episode.trajectory import ForkReason
 from agentrl.errors import InvariantError
 from agentrl.foreign import visible
 from agentrl.runs.proof import Audit, AuditedTurn, VersionAudit, audit_run
@@ -21,6 +22,14 @@ from agentrl.runs.proof import Audit, AuditedTurn, VersionAudit, audit_run
 _MAX_FINDINGS: Final = 20
 _DIGEST_CHARACTERS: Final = 12
 _NOTHING: Final = "not recorded"
+FORK_REASONS: Final[Mapping[ForkReason, str]] = {
+    ForkReason.HISTORY_EDITED: "the request changed, removed or inserted an earlier message",
+    ForkReason.THINKING_STRIPPED: "the chat template drops earlier reasoning",
+    ForkReason.TOOLS_CHANGED: "the request has other tools",
+    ForkReason.NEW_CONVERSATION: "the request continues no recorded turn: another agent, or a shortened history",
+    ForkReason.TEMPLATE_CHANGED: "the chat template writes known messages differently",
+}
+"""The reasons in words."""
 
 
 def audit_command(run: Path, /, *, episode: str | None = None, all: bool = False) -> None:
@@ -53,6 +62,8 @@ def describe_audit(audit: Audit) -> str:
         ("ids sent", f"turns of trained episodes: {_count_text(audit.sent.items())}"),
         ("ids trained", f"turns of trained episodes: {_count_text(audit.trained.items())}"),
         ("forks", _count_text(audit.forks.items()) or "none"),
+        *_askers(audit),
+        *([("left out", f"{audit.left_out} turns that the run file keeps out of training")] if audit.left_out else []),
         ("does not hold", f"{len(audit.findings)}" if audit.findings else "nothing"),
     ]
     return _columns(facts) + "\n\n" + _version_table(audit.versions)
@@ -62,17 +73,33 @@ def describe_episode(audit: Audit, episode_id: str) -> str:
     """Return one page on an episode: each turn with its versions, the proofs of its ids, and why it forked."""
     trained = "not trained" if audit.trained_step is None else f"trained by step {audit.trained_step}"
     head = f"episode {episode_id}: {len(audit.page)} turns, {trained}"
-    rows = [("turn", "continues", "fork", "context", "sampled", "versions", "ids sent", "ids trained")]
+    rows = [("turn", "asked by", "continues", "fork", "context", "sampled", "versions", "ids sent", "ids trained")]
     rows += [_turn_row(index, audited) for index, audited in enumerate(audit.page)]
     used = {span.version for audited in audit.page for span in audited.turn.spans}
     versions = {number: audit.versions.get(number, VersionAudit()) for number in used}
-    return "\n\n".join([head, _columns(rows), _version_table(versions)])
+    why = [(each, FORK_REASONS[each]) for each in ForkReason if any(audited.turn.fork == each for audited in audit.page)]
+    explained = [_columns([("fork", "reason"), *why])] if why else []
+    return "\n\n".join([head, _columns(rows), *explained, _version_table(versions)])
+
+
+def _askers(audit: Audit) -> list[tuple[str, str]]:
+    """Return a line for each program that asked over HTTP, with its turns and forks."""
+    return [
+        ("asked by", f"{_asker_text(*asker)}: {found.turns} turns, forks: {_count_text(found.forks.items()) or 'none'}")
+        for asker, found in sorted(audit.askers.items())
+        if asker.dialect
+    ]
+
+
+def _asker_text(client: str, dialect: str) -> str:
+    return f"{client or 'a program without a name'}, {dialect}" if dialect else "in process"
 
 
 def _turn_row(index: int, audited: AuditedTurn) -> tuple[str, ...]:
     turn = audited.turn
     return (
         f"{index}",
+        _asker_text(turn.client, turn.dialect) + (f", as {turn.role}" if turn.role else ""),
         "–" if turn.parent is None else f"turn {turn.parent}",
         str(turn.fork or "–"),
         f"{len(turn.context_ids)}",

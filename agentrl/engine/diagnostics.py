@@ -65,22 +65,44 @@ def task_outcomes(groups: Iterable[Sequence[Trajectory]]) -> dict[str, float]:
 def advantage_metrics(episodes: Iterable[Trajectory], advantages: Iterable[Sequence[float]]) -> dict[str, float]:
     """Return mean, standard deviation and share above 0 of the turns' advantages, of all and by role and player.
 
-    Turns at temperature 0 are never trained, and left out.
+    Turns that are never trained do not count: those at temperature 0, and those that the run file leaves out.
     """
     every: list[float] = []
     roles: list[_Named] = []
     players: list[_Named] = []
     for episode, values in zip(episodes, advantages, strict=True):
         for turn, value in zip(episode.turns, values, strict=True):
-            if turn.temperature > 0:
+            if turn.in_loss:
                 every.append(float(value))
                 roles.append((turn.role, float(value)))
                 players.append((turn.player, float(value)))
     return _spread(every, "") | _by_name(roles, "role") | _by_name(players, "player")
 
 
+def speaker_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """Return turns and tokens by role, forks by the program that asked, and turns that are left out of training."""
+    turns = [turn for episode in episodes for turn in episode.turns]
+    figures: dict[str, float] = {}
+    for name, tokens in _values_by_name([(turn.role, float(len(turn.output_ids))) for turn in turns]).items():
+        figures[f"turns_mean_by_role.{name}"] = len(tokens) / len(episodes)
+        if any(tokens):  # the ids at an endpoint of others are not known
+            figures[f"output_tokens_mean_by_role.{name}"] = math.fsum(tokens) / len(episodes)
+    forks = _values_by_name([(turn.client, float(turn.fork is not None)) for turn in turns])
+    figures |= {f"forks_by_client.{name}": math.fsum(found) for name, found in forks.items() if any(found)}
+    left_out = sum(turn.left_out for turn in turns)
+    return figures | ({"left_out_turns": float(left_out)} if left_out else {})
+
+
 def _by_name(named: Sequence[_Named], kind: str) -> dict[str, float]:
     """Return the figures of each name; nothing where no turn has one."""
+    figures: dict[str, float] = {}
+    for name, values in _values_by_name(named).items():
+        figures |= _spread(values, f"_by_{kind}.{name}")
+    return figures
+
+
+def _values_by_name(named: Sequence[_Named]) -> dict[str, list[float]]:
+    """Return the values of each name as a part of a key, the less frequent ones together; none where no turn has one."""
     values: dict[str, list[float]] = defaultdict(list)
     for name, value in named:
         values[name_part(name) or "unnamed"].append(value)
@@ -88,10 +110,7 @@ def _by_name(named: Sequence[_Named], kind: str) -> dict[str, float]:
         return {}
     kept = sorted(values, key=lambda name: (-len(values[name]), name))[:MOST_NAMES]
     others = [value for name, some in values.items() if name not in kept for value in some]
-    figures: dict[str, float] = {}
-    for name in sorted(kept):
-        figures |= _spread(values[name], f"_by_{kind}.{name}")
-    return figures | (_spread(others, f"_by_{kind}.others") if others else {})
+    return {name: values[name] for name in sorted(kept)} | ({"others": others} if others else {})
 
 
 def _spread(values: Sequence[float], suffix: str) -> dict[str, float]:

@@ -19,7 +19,7 @@ from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import task_group
 from agentrl.data.digest import check_unique
 from agentrl.engine.buffer import Signal
-from agentrl.engine.diagnostics import task_outcomes
+from agentrl.engine.diagnostics import speaker_metrics, task_outcomes
 from agentrl.episode.summary import MetricValue, episode_metrics, is_success, prefixed, version_range
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.inference.backend import Backend
@@ -90,6 +90,7 @@ class EvalReport:
         found: dict[str, MetricValue] = {
             **episode_metrics(self.episodes),
             **task_outcomes(self.samples.values()),
+            **speaker_metrics(self.episodes),
             "failed": self.failed,
             **prefixed("failed_episodes", self.failures),
             "greedy": self.greedy,

@@ -19,7 +19,7 @@ import msgspec
 
 from agentrl.engine.batch import PreparedBatch, trained_records
 from agentrl.engine.buffer import GroupBuffer, Signal, VersionClock
-from agentrl.engine.diagnostics import advantage_metrics, task_outcomes
+from agentrl.engine.diagnostics import advantage_metrics, speaker_metrics, task_outcomes
 from agentrl.engine.evaluate import EvalReport
 from agentrl.engine.inflight import InFlight, WatchedBackend
 from agentrl.engine.parts import EngineParts
@@ -218,6 +218,7 @@ class Journal:
             **prepared.metrics,
             **task_outcomes(group.episodes for group in groups),
             **advantage_metrics(episodes, prepared.advantages),
+            **speaker_metrics(episodes),
             "sampled_tokens": self._flights.num_tokens,
             "tokens_per_s": tokens / elapsed,
             "trainer_wait_s": since["trainer_wait_s"],

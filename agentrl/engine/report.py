@@ -159,7 +159,10 @@ class Totals:
         loss_tokens = len(prepared.staleness)
         self.add_waste("failed_episode", sampled - kept)
         self.add_waste("over_age", prepared.masked_tokens)
-        self.add_waste("greedy", kept - prepared.masked_tokens - loss_tokens)
+        turns = [turn for group in groups for episode in group.episodes for turn in episode.turns]
+        left_out = sum(len(turn.output_ids) for turn in turns if turn.left_out)
+        self.add_waste("left_out", left_out)
+        self.add_waste("greedy", kept - prepared.masked_tokens - loss_tokens - left_out)
         self.steps += 1
         self.groups += len(groups)
         self.zero_variance_groups += int(prepared.metrics["zero_variance_groups"])

@@ -160,8 +160,8 @@ def explain_skip(skipped: str, groups: Sequence[Group], algorithm: AlgorithmConf
         return f"{len(groups)} of {len(groups)} groups have equal returns; {_equal_returns(groups, algorithm)}"
     if skipped == "no_tokens":
         return (
-            "its batch holds no token that can be trained: every call was greedy (sampling.temperature: 0), empty, or over "
-            "algorithm.max_staleness"
+            "its batch holds no token that can be trained: every call was greedy (sampling.temperature: 0), empty, left "
+            "out as a side call, or over algorithm.max_staleness"
         )
     return f"{skipped}; if this repeats, lower trainer.lr or look at the rewards of the batch in metrics.jsonl"
 

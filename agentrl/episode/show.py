@@ -127,7 +127,7 @@ def view_of(
 def _turn_view(
     number: int, turn: Turn, *, in_loss: bool, tokens: bool, texts: TokenDecoder | None, advantage: float | None
 ) -> TurnView:
-    in_loss = in_loss and turn.temperature > 0
+    in_loss = in_loss and turn.in_loss
     heading = [f"turn {number}"]
     if turn.role:
         heading.append(turn.role)
@@ -161,8 +161,12 @@ def _turn_facts(turn: Turn, in_loss: bool, advantage: float | None) -> list[str]
         facts.append(f"reward {turn.reward:g}")
     if advantage is not None:
         facts.append(f"advantage {advantage:+.3g}")
+    if turn.dialect:
+        facts.append(visible(f"asked by {turn.client or 'a program without a name'}, {turn.dialect}"))
     if turn.temperature == 0:
         facts.append("greedy")
+    if turn.left_out:
+        facts.append("left out of training")
     if turn.stop_reason != "stop":
         facts.append(f"ended by {turn.stop_reason}")
     return facts

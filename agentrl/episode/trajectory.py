@@ -84,14 +84,14 @@ class VersionSpan(NamedTuple):
 
 
 class Speaker(NamedTuple):
-    """The speaker of a client's calls."""
+    """The speaker of a client's calls: what each of its turns says of it, by the fields of `Turn`."""
 
     role: str = ""
-    """A label of the turns; empty unless the workflow names roles."""
     player: str = ""
-    """A player with returns of its own; empty unless the workflow names players."""
     branch: BranchPath = ()
-    """The declared branch that it speaks in."""
+    dialect: str = ""
+    client: str = ""
+    left_out: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +118,12 @@ class Turn:
     """Player that took the turn and has a return of its own; empty where the episode has one player."""
     branch: BranchPath = ()
     """The branch that the workflow declared independent; empty for the main one, and in older records."""
+    dialect: str = ""
+    """The dialect of a call over HTTP: `chat`, `responses` or `messages`; empty for one in process, and in older records."""
+    client: str = ""
+    """The program that made a call over HTTP, as it names itself, such as `claude-cli/2.1.197`; else empty."""
+    left_out: bool = False
+    """Whether the run file keeps the turn out of training, as it may a side call."""
     sent_after: int
     """Turns that were complete when the request was sent."""
     sent_at: int
@@ -158,6 +164,11 @@ class Turn:
     """When the answer was recorded, seconds of the same clock."""
     prompt_digest: bytes = b""
     """16 bytes: digest of the decimal, comma-joined ids sent to the server for this call."""
+
+    @property
+    def in_loss(self) -> bool:
+        """Whether its tokens may be trained: it was not sampled at temperature 0, and is not left out."""
+        return self.temperature > 0 and not self.left_out
 
     def output_versions(self) -> Int32Array:
         """Return the policy version of each output token, [T] int32."""
@@ -340,7 +351,7 @@ class Trajectory:
     def branches(self) -> list[Sample]:
         """Return one sample for each leaf; a turn shared by several leaves is trained in the first of them only.
 
-        Greedy turns (temperature 0) are never in the loss mask.
+        Greedy turns (temperature 0), and those that are left out, are never in the loss mask.
         """
         trained: set[int] = set()
         samples: list[Sample] = []
@@ -367,8 +378,8 @@ class Trajectory:
             turn_index[at:end] = index
             logprobs[out:end] = turn.output_logprobs
             versions[out:end] = turn.output_versions()
+            mask[out:end] = turn.in_loss and index not in trained
             if turn.temperature > 0:
-                mask[out:end] = index not in trained
                 temperatures[out:end] = turn.temperature
             at = end
         return Sample(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from agentrl.client.backend import Answer, Delta
 from agentrl.gateway.items import ItemStore
@@ -30,6 +30,17 @@ class DialectCall:
     """Fields that have no effect, by name, such as `reasoning.effort` or `tools[].web_search`."""
     body: Mapping[str, object]
     """The body as it was sent, which the answer is written for."""
+
+
+class Caller(NamedTuple):
+    """The agent that makes a call, by the marks of its program."""
+
+    client: str = ""
+    """The program, as it names itself."""
+    role: str = ""
+    """Empty for its main agent, and where it does not say."""
+    agent: str = ""
+    """The mark that tells agents of one role apart, such as the id of a sub-agent."""
 
 
 class EventWriter(Protocol):
@@ -66,6 +77,10 @@ class Dialect(Protocol):
         Raises:
             CallRefused: the body is no JSON object, or asks for what this server cannot do.
         """
+        ...
+
+    def caller(self, call: DialectCall, headers: Mapping[str, str]) -> Caller:
+        """Return who makes a call, by the marks of the programs that speak this dialect; `headers` ignore case."""
         ...
 
     def answer(self, call: DialectCall, answer: Answer) -> dict[str, object]:

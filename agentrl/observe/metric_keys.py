@@ -65,6 +65,14 @@ _OUTCOMES: tuple[tuple[str, str, str], ...] = (
 )
 """Of the step's and of the evaluation's episodes."""
 
+_SPEAKERS: tuple[tuple[str, str, str], ...] = (
+    ("turns_mean_by_role.ROLE", "turns", "per episode, where turns have roles (`client.role`, sub-agents over HTTP)"),
+    ("output_tokens_mean_by_role.ROLE", "tokens", "sampled per episode, by role"),
+    ("forks_by_client.CLIENT", "turns", "that forked, by the program that asked over HTTP, where one did"),
+    ("left_out_turns", "turns", "that the run file keeps out of training (side calls)"),
+)
+"""Of the step's and of the evaluation's episodes."""
+
 _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "every": (
         ("event", "", "the kind of the line"),
@@ -124,6 +132,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("loss_tokens", "tokens", "trained tokens of the batch"),
         ("masked_tokens", "tokens", "left out of the loss because they were over age (policy `mask`)"),
         ("forks.REASON", "turns", "of the batch that forked, by reason"),
+        *_SPEAKERS,
         ("kept_thinking_turns", "turns", "whose context holds reasoning that the chat template would have dropped"),
         ("sampled_tokens", "tokens", "sampled since this process began, evaluations included"),
         ("tokens_per_s", "tokens per second", "sampled since the last step"),
@@ -162,7 +171,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "wasted_tokens.CAUSE",
             "tokens",
             "sampled for training since this process began and never trained: `failed_episode`, `dropped_group`, "
-            "`over_age`, `skipped_step`, `greedy` (temperature 0 has no policy gradient)",
+            "`over_age`, `skipped_step`, `left_out` (side calls), `greedy` (temperature 0 has no policy gradient)",
         ),
         ("trainer.loss", "loss", "mean over the optimizer steps"),
         ("trainer.grad_norm", "norm", "of the gradient before clipping, mean over the optimizer steps"),
@@ -264,6 +273,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         *_OUTCOMES,
         ("turns_mean", "turns", "per episode"),
         ("output_tokens_mean", "tokens", "sampled per episode"),
+        *_SPEAKERS,
         ("limits.STOP_REASON", "episodes", "ended by a limit"),
         ("workflow.NAME", "as recorded", "mean of what `client.record(NAME=...)` recorded"),
         ("min_version", "version", "lowest of the sampled tokens; with `engine.eval_weights: frozen`, the highest, too"),

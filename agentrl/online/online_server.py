@@ -24,8 +24,7 @@ from agentrl.gateway.sessions.server import (
     errors_in_dialect,
     is_marked_retry,
     place_of,
-    sample_of,
-    speaker_of,
+    requester_of,
     turn_away,
 )
 from agentrl.online.client_keys import ClientKey, KeyRing
@@ -80,7 +79,7 @@ class OnlineServer:
         self._traffic.touch(conversation)
         try:
             headers = {CONVERSATION_HEADER: conversation.name}
-            return await answer_call(request, dialect, call, session, speaker_of(request, session, place), headers)
+            return await answer_call(request, dialect, call, session, requester_of(request, dialect, call, place), headers)
         finally:
             self._traffic.abandon(conversation)
 
@@ -113,8 +112,8 @@ class OnlineServer:
         found = self._traffic.conversations.opened_by(client, body)
         if found is None or found.session is None:
             return None
-        speaker, is_retry = speaker_of(request, found.session, place), is_marked_retry(request)
-        return found if found.session.repeats(dialect, call, speaker, sample_of(request), is_retry=is_retry) else None
+        requester = requester_of(request, dialect, call, place)
+        return found if found.session.repeats(dialect, call, requester, is_retry=is_marked_retry(request)) else None
 
     async def _feedback(self, client: str, body: bytes) -> web.Response:
         fields = decode_body(body, dict[str, object])

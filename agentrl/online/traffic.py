@@ -178,7 +178,7 @@ class Traffic:
         else:
             turn = find_turn(episode, feedback.response_id or "")
             branch = () if turn is None else episode.turns[turn].branch
-            set_reward(episode, feedback.value, feedback.response_id, branch)
+            set_reward(episode, feedback.value, feedback.response_id, (branch,))
         at = None if turn is None else episode.turns[turn].rewarded_at
         line = Feedback(turn=turn, reward=plain_reward(feedback.value), at=at)
         self.touch(conversation)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import orjson
@@ -71,6 +71,24 @@ class VersionAudit:
     """Largest difference of a log-prob of a server from the trainer's in the spot checks at this version, nats."""
 
 
+class Asker(NamedTuple):
+    """The sender of the call of a turn."""
+
+    client: str
+    """The program; empty in process, and where it does not name itself."""
+    dialect: str
+    """Empty in process."""
+
+
+@dataclass(slots=True)
+class AskerAudit:
+    """The turns of one asker."""
+
+    turns: int = 0
+    forks: Counter[str] = field(default_factory=Counter[str])
+    """By reason."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Audit:
     """The result for a run, or for one episode of it."""
@@ -87,6 +105,10 @@ class Audit:
     trained_tokens: int = 0
     forks: Counter[str] = field(default_factory=Counter[str])
     """Turns that forked, by reason."""
+    askers: dict[Asker, AskerAudit] = field(default_factory=dict[Asker, "AskerAudit"])
+    """Turns by the program that asked over HTTP and its dialect."""
+    left_out: int = 0
+    """Turns that the run file kept out of training, side calls."""
     versions: dict[int, VersionAudit] = field(default_factory=dict[int, VersionAudit])
     steps: int = 0
     findings: list[Mismatch] = field(default_factory=list[Mismatch])
@@ -94,6 +116,15 @@ class Audit:
     """The turns, of an audit of one episode."""
     trained_step: int | None = None
     """The step that trained it, of an audit of one episode."""
+
+    def count(self, turn: Turn) -> None:
+        """Count a turn by its sender, and by the reason of its fork."""
+        asker = self.askers.setdefault(Asker(turn.client, turn.dialect), AskerAudit())
+        asker.turns += 1
+        self.left_out += turn.left_out
+        if turn.fork is not None:
+            for forks in (self.forks, asker.forks):
+                forks[str(turn.fork)] += 1
 
     def add(self, episode_id: str | None, reason: str, turn: int | None = None) -> None:
         """Record that something does not hold."""
@@ -291,10 +322,10 @@ class _Auditor:
         audit = self._audit
         audit.episodes += 1
         audit.turns += len(trajectory.turns)
-        audit.forks.update(str(turn.fork) for turn in trajectory.turns if turn.fork is not None)
         for reason in _differences(row, trajectory):
             audit.add(row.episode_id, reason)
         for index, turn in enumerate(trajectory.turns):
+            audit.count(turn)
             self._check_turn(row.episode_id, index, turn, line)
         samples = verify(trajectory, has_digests=False)
         digests = {turn: digest for sample in samples for turn, digest in trained_digests(sample).items()}
@@ -312,7 +343,7 @@ class _Auditor:
             reason = f"it begins a conversation after {turn.sent_after} turns, and no reason of this fork is recorded"
             self._audit.add(episode_id, reason, index)
         for span in turn.spans:
-            reason = self._wrong_version(span, line, is_trained=turn.temperature > 0)
+            reason = self._wrong_version(span, line, is_trained=turn.in_loss)
             if reason is not None:
                 self._audit.add(episode_id, f"tokens {span.start} to {span.end}: {reason}", index)
 
@@ -356,6 +387,8 @@ class _Auditor:
                 audit.add(episode_id, f"{reason}{digests.get(index, 'none')}, trained {proved.trained or 'none'}", index)
             if trained != "not trained" and turn.temperature == 0:
                 audit.add(episode_id, "it was sampled at temperature 0, which is never trained, and was trained", index)
+            if trained != "not trained" and turn.left_out:
+                audit.add(episode_id, "the run file left it out of training, and it was trained", index)
             audit.sent[sent] += 1
             audit.trained[trained] += 1
             if self._only is not None:

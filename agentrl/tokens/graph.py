@@ -20,7 +20,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
@@ -220,9 +220,7 @@ class TokenGraph:
             output_logprobs=np.frombuffer(logprobs.tobytes(), np.float32),
             spans=spans,
             stop_reason=stop_reason,
-            role=speaker.role,
-            player=speaker.player,
-            branch=speaker.branch,
+            **speaker._asdict(),
             sent_after=prompt.sent_after,
             sent_at=prompt.sent_at,
             parent=parent,
@@ -238,6 +236,14 @@ class TokenGraph:
         )
         self._record(turn, prompt, numbers[-1] if numbers else -1, has_reasoning=parsed.reasoning is not None)
         return len(self._turns) - 1
+
+    def adopt(self, turn: Turn) -> None:
+        """Record a turn without tokens, which another model answered; no request continues it."""
+        recorded = self._recorded
+        recorded.turns.append(replace(turn, prompt_digest=hashlib.blake2b(digest_size=16).digest()))
+        recorded.index.add(None, b"", turn.message)
+        recorded.last_ids.append(-1)
+        recorded.has_reasoning.append(False)
 
     def _record(self, turn: Turn, prompt: Prompt, last_id: int, *, has_reasoning: bool) -> None:
         recorded = self._recorded

@@ -128,7 +128,7 @@ def _verified_branches(trajectory: Trajectory, where: str) -> list[Sample]:
         if bool((np.diff(sample.token_versions[sampled]) < 0).any()):
             raise InvariantError(f"{where}: policy versions go back along a branch")
         trained += np.bincount(sample.turn_index[sample.loss_mask], minlength=len(trajectory.turns))
-    expected = [len(turn.output_ids) if turn.temperature > 0 else 0 for turn in trajectory.turns]
+    expected = [len(turn.output_ids) if turn.in_loss else 0 for turn in trajectory.turns]
     if trained.tolist() != expected:
         raise InvariantError(f"{where}: tokens trained by turn are {trained.tolist()}, sampled were {expected}")
     return samples

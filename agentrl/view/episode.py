@@ -42,7 +42,7 @@ def _turn_json(turn: Turn, trained: TrainedTurn | None, texts: Mapping[int, str]
         "output_texts": _texts_of_ids(turn.output_ids, texts),
         "advantage": advantage,
         "proximal_logprobs": trained.proximal_logprobs if trained else None,
-        "is_trained": advantage is not None and turn.temperature > 0,
+        "is_trained": advantage is not None and turn.in_loss,
     }
 
 

@@ -150,7 +150,7 @@ async def play(program: ClientProgram, folder: Path, trouble: Trouble = "cut") -
                     tasks.start_soon(swap)
                     tasks.start_soon(cut)
                     tasks.start_soon(lose)
-                    status, output = await _run(program, door, folder)
+                    status, output = await run_program(program, door, folder)
                     tasks.cancel_scope.cancel()
                 await _reward(program, real, wire, client)
     return Played(
@@ -167,7 +167,7 @@ async def play(program: ClientProgram, folder: Path, trouble: Trouble = "cut") -
     )
 
 
-async def _run(program: ClientProgram, door: Door, folder: Path) -> tuple[int | None, str]:
+async def run_program(program: ClientProgram, door: Door, folder: Path) -> tuple[int | None, str]:
     """Run the program to its end; return its exit status and its output."""
     home, work = folder / "home", folder / "work"
     home.mkdir()

@@ -16,11 +16,11 @@ import anyio
 import pytest
 
 from agentrl.client import Client
-from agentrl.commands.audit import audit_command
+from agentrl.commands.audit import FORK_REASONS, audit_command
 from agentrl.commands.running import run_command
 from agentrl.errors import ConfigError
 from agentrl.runs.proof import audit_run
-from agentrl.types import Task
+from agentrl.types import ForkReason, Task
 from agentrl.workflow import RolloutWorkflow
 from tests.engine.harness import TASKS, coin, make_engine, run
 from tests.rollout.harness import make_renderer, make_server
@@ -183,6 +183,14 @@ def an_episode_trained_by_two_steps(path: Path) -> str:
     return f"episode {first['episode_id']}: step 2 trained its turns, 0 to 2, again; by metrics.jsonl step 1 trained"
 
 
+def a_turn_that_was_left_out(path: Path) -> str:
+    def edit(record: Record) -> None:
+        record["turns"][1]["left_out"] = True
+
+    change(path, name := next(trained(path)), edit)
+    return f"episode {name}, turn 1: the run file left it out of training, and it was trained"
+
+
 def an_episode_out_of_a_step(path: Path) -> str:
     file = path / "episodes" / "trained-000001.jsonl.gz"
     name = next(trained(path))
@@ -253,6 +261,7 @@ DAMAGES: list[Damage] = [
     no_publication_of_a_version,
     an_episode_trained_twice_in_a_step,
     an_episode_trained_by_two_steps,
+    a_turn_that_was_left_out,
     an_episode_out_of_a_step,
     an_episode_out_of_the_index,
     a_record_cut_in_its_middle,
@@ -291,8 +300,27 @@ def test_a_page_shows_each_turn_of_an_episode(whole: Path, capsys: pytest.Captur
     rows = [line.split() for line in out.splitlines()]
     assert out.startswith(f"episode {name}: 3 turns, trained by step 1")
     assert [row[0] for row in rows if row[-2:] == ["equal", "equal"]] == ["0", "1", "2"]
-    assert rows[4][:4] == ["1", "turn", "0", "–"]
-    assert rows[5][:3] == ["2", "–", "new_conversation"]
+    assert rows[4][:6] == ["1", "in", "process", "turn", "0", "–"]
+    assert rows[5][:5] == ["2", "in", "process", "–", "new_conversation"]
+    assert "new_conversation  the request continues no recorded turn" in out
+
+
+def test_the_program_that_asked_is_named_and_forks_are_counted_for_each(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def by_claude(record: Record) -> None:
+        for turn in record["turns"]:
+            turn |= {"client": "claude-cli/2.1", "dialect": "messages"}
+        record["turns"][2]["role"] = "subagent"
+
+    change(copy, name := next(trained(copy)), by_claude)
+    status, out, _ = audited(copy, capsys)
+    assert status == 0
+    assert "asked by       claude-cli/2.1, messages: 3 turns, forks: 1 new_conversation" in out
+    status, out, _ = audited(copy, capsys, episode=name)
+    assert status == 0
+    assert "2     claude-cli/2.1, messages, as subagent" in out
+    assert set(FORK_REASONS) == set(ForkReason)
 
 
 def test_a_page_names_what_does_not_hold_in_its_episode_alone(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,14 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine.diagnostics import MOST_NAMES, advantage_metrics, majority, pass_at, task_outcomes
+from agentrl.engine.diagnostics import MOST_NAMES, advantage_metrics, majority, pass_at, speaker_metrics, task_outcomes
 from agentrl.engine.evaluate import EvalReport
-from agentrl.types import EpisodeFailure, Trajectory, Turn
+from agentrl.types import EpisodeFailure, ForkReason, Trajectory, Turn
 from tests.algo.build import episode, turn
 
 FAILED = EpisodeFailure(kind="E", message="m", traceback="")
@@ -132,3 +133,35 @@ def test_many_roles_have_bounded_figures_and_one_speaker_has_none() -> None:
         "advantage_positive_share",
     }
     assert advantage_metrics([], []) == {}
+
+
+def test_turns_count_by_role_forks_by_client_and_what_is_left_out_of_training() -> None:
+    claude: Any = {"client": "claude-cli/2.1", "dialect": "messages"}
+    first = episode(
+        [
+            replace(turn(), **claude),
+            replace(turn(), **claude, role="subagent", fork=ForkReason.NEW_CONVERSATION),
+            replace(turn(), **claude, role="side_call", fork=ForkReason.NEW_CONVERSATION, left_out=True),
+        ],
+        1.0,
+    )
+    second = episode([turn(), replace(turn(), role="subagent", fork=ForkReason.HISTORY_EDITED)], 0.0)
+    tokens = float(len(first.turns[0].output_ids))
+    assert speaker_metrics([first, second]) == {
+        "turns_mean_by_role.side_call": 0.5,
+        "turns_mean_by_role.subagent": 1.0,
+        "turns_mean_by_role.unnamed": 1.0,
+        "output_tokens_mean_by_role.side_call": 0.5 * tokens,
+        "output_tokens_mean_by_role.subagent": tokens,
+        "output_tokens_mean_by_role.unnamed": tokens,
+        "forks_by_client.claude-cli_2_1": 2.0,
+        "forks_by_client.unnamed": 1.0,
+        "left_out_turns": 1.0,
+    }
+    assert speaker_metrics([ended(1.0)]) == {}
+
+
+def test_a_turn_that_is_left_out_has_no_advantage_metrics_and_no_trained_token() -> None:
+    played = episode([turn(), replace(turn(), left_out=True)], 1.0)
+    assert [int(branch.loss_mask.sum()) for branch in played.branches()] == [len(played.turns[0].output_ids), 0]
+    assert advantage_metrics([played], [(1.0, 5.0)])["advantage_mean"] == 1.0

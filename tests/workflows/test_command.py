@@ -70,6 +70,25 @@ def test_an_exit_status_may_name_the_reward(status: int, reward: float) -> None:
     assert ran(f"exit {status}", exit_rewards={0: 1.0, 3: -1.0}).final_reward == reward
 
 
+def test_a_run_file_says_which_agents_are_branches_and_which_calls_are_left_out_of_training() -> None:
+    script = """
+    say() { curl -sS -A "cli/1.0 (x)" -H "x-claude-code-agent-id: $2" "$ANTHROPIC_BASE_URL/v1/messages" --json "{
+      \\"model\\": \\"$1\\", \\"max_tokens\\": 9, \\"messages\\": [{\\"role\\": \\"user\\", \\"content\\": \\"hi $2\\"}]}"; }
+    say small ''; say big ''; say big a1; say big a2
+    """
+    rules = {"branches": ["subagent"], "side_calls": {"models": ["small"], "answer": "policy"}}
+    found = ran(script, ["title", "plan", "one", "two"], exit_rewards={0: 1.0}, **rules)
+    assert found.failure is None
+    told = [(turn.client, turn.role, turn.branch, turn.left_out) for turn in found.turns]
+    assert told == [
+        ("cli/1.0", "side_call", (), True),
+        ("cli/1.0", "", (), False),
+        ("cli/1.0", "subagent", (0,), False),
+        ("cli/1.0", "subagent", (1,), False),
+    ]
+    verify(found)
+
+
 def test_the_task_is_a_file_without_its_answer_and_words_stand_for_its_fields() -> None:
     words = ["sh", "-c", 'cat task.json; printf "\\n%s\\n%s\\n" "$1" "$WHO"; pwd', "sh", "{task.question}"]
     found = load_workflow(COMMAND, {"command": words, "env": {"WHO": "{task.id}/{door.key}"}, "grader": f"{__name__}:shown"})

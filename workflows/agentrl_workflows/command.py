@@ -30,8 +30,8 @@ import anyio
 import anyio.to_thread
 from pydantic import Field, ValidationError, field_validator
 
-from agentrl.client import Client, Door
-from agentrl.config.base import Config, Words
+from agentrl.client import Client, Door, DoorSettings
+from agentrl.config.base import Words
 from agentrl.episode.checks import check_reward
 from agentrl.errors import ConfigError, EnvironmentFault, WorkflowError, boundary
 from agentrl.sandbox import Ending, Limits, Program, Result, SandboxConfig, SandboxPool, open_sandbox
@@ -57,7 +57,7 @@ _FIELD: Final = re.compile(r"\{(task|door)\.([A-Za-z_][A-Za-z0-9_]*)\}")
 _LAST_CHARS: Final = 2_000
 
 
-class CommandSettings(Config):
+class CommandSettings(DoorSettings):
     """The settings of an agent that is a program: `workflow` in a run file, where it is no `module:Name`."""
 
     command: Words = Field(min_length=1)
@@ -145,7 +145,7 @@ class CommandWorkflow(RolloutWorkflow):
         with TemporaryDirectory(prefix="agentrl-episode-", ignore_cleanup_errors=True) as folder:
             place = Path(folder)
             await anyio.to_thread.run_sync(self._prepare, place, task)
-            async with client.served() as door:
+            async with client.served(self._settings) as door:
                 left = await self._play(task, door, place)
             try:
                 return await self._reward(task, client, left)

@@ -12,8 +12,9 @@ from agentrl.client.arguments import EXTRA_NAMES, CreateArguments
 from agentrl.client.backend import Answer, Delta
 from agentrl.client.completion import ChunkWriter, completion
 from agentrl.gateway.body import CallRefused
-from agentrl.gateway.dialect import DialectCall
+from agentrl.gateway.dialect import Caller, DialectCall
 from agentrl.gateway.dialects.answers import frame
+from agentrl.gateway.dialects.callers import chat_caller
 from agentrl.gateway.fields import Fields, check_tools, read_object
 from agentrl.gateway.items import ItemStore
 from agentrl.servers.http.errors import openai_error
@@ -53,6 +54,10 @@ class ChatDialect:
             ignored=fields.unread,
             body=sent,
         )
+
+    def caller(self, call: DialectCall, headers: Mapping[str, str]) -> Caller:
+        """Return who makes a call."""
+        return chat_caller(call, headers)
 
     def answer(self, call: DialectCall, answer: Answer) -> dict[str, object]:
         """Return a chat completion."""

@@ -14,8 +14,9 @@ from typing import Final, cast
 
 from agentrl.client.backend import Answer, Delta
 from agentrl.gateway.body import CallRefused
-from agentrl.gateway.dialect import DialectCall
+from agentrl.gateway.dialect import Caller, DialectCall
 from agentrl.gateway.dialects.answers import Counts, Said, argument_text, call_id, frame, said
+from agentrl.gateway.dialects.callers import messages_caller
 from agentrl.gateway.dialects.message_blocks import UNPARSED, BlockReader, choice_arguments, tools_of_blocks
 from agentrl.gateway.fields import Fields, read_object
 from agentrl.gateway.items import ItemStore
@@ -62,6 +63,10 @@ class MessagesDialect:
             ignored=(*fields.unread, *ignored, *sorted(reader.ignored)),
             body=sent,
         )
+
+    def caller(self, call: DialectCall, headers: Mapping[str, str]) -> Caller:
+        """Return who makes a call."""
+        return messages_caller(call, headers)
 
     def answer(self, call: DialectCall, answer: Answer) -> dict[str, object]:
         """Return a message."""

@@ -10,8 +10,9 @@ from typing import Final, cast
 
 from agentrl.client.backend import Answer
 from agentrl.gateway.body import CallRefused
-from agentrl.gateway.dialect import DialectCall
+from agentrl.gateway.dialect import Caller, DialectCall
 from agentrl.gateway.dialects.answers import created_now
+from agentrl.gateway.dialects.callers import responses_caller
 from agentrl.gateway.dialects.response_events import ResponseEvents
 from agentrl.gateway.dialects.response_items import ItemReader, resolved_input
 from agentrl.gateway.dialects.response_output import ended, output_items, response_body, response_id
@@ -71,6 +72,10 @@ class ResponsesDialect:
             ignored=(*fields.unread, *ignored, *tools.ignored, *sorted(reader.ignored)),
             body={**sent, "input": items},
         )
+
+    def caller(self, call: DialectCall, headers: Mapping[str, str]) -> Caller:
+        """Return who makes a call."""
+        return responses_caller(call, headers)
 
     def answer(self, call: DialectCall, answer: Answer) -> dict[str, object]:
         """Return a response with all of its output."""

@@ -26,6 +26,7 @@ from agentrl.errors import (
     WorkflowError,
 )
 from agentrl.gateway.body import CallRefused
+from agentrl.gateway.sessions.side_calls import OtherAnswers
 
 ANSWERED_ERRORS: Final = (
     ConfigError,
@@ -45,15 +46,24 @@ class SharedCall:
     """One call of the policy, and those who wait for its answer."""
 
     def __init__(
-        self, backend: ClientBackend, asked: AskedCall, *, stream: bool, on_answer: Callable[[Answer], None]
+        self,
+        backend: ClientBackend,
+        asked: AskedCall,
+        *,
+        stream: bool,
+        on_answer: Callable[[Answer], None],
+        other: OtherAnswers | None = None,
     ) -> None:
+        """Prepare the call; `other` answers it in the place of the backend."""
         self.id = ""
         """Of the answer; known when the first piece is."""
         self.answer: Answer | None = None
         self.is_delivered = False
         """Whether somebody got all of the answer."""
         self.is_over = False
-        self._backend, self._asked, self._stream, self._on_answer = backend, asked, stream, on_answer
+        self._backend, self._asked, self._on_answer = backend, asked, on_answer
+        self._stream = stream and other is None
+        self._answer = backend.answer if other is None else other.answer
         self._pieces: list[Piece] = []
         self._error: AgentRLError | None = None
         self._followers = 0
@@ -114,7 +124,7 @@ class SharedCall:
             self._on_answer(piece)
 
     async def _run_whole(self) -> None:
-        answer = await self._backend.answer(self._asked)
+        answer = await self._answer(self._asked)
         self._add(Delta(answer.message.get("reasoning_content") or "", answer.message.get("content") or ""))
         self._add(answer)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agentrl.client.episode import Episode
 from agentrl.errors import RewardError
 from agentrl.gateway.body import CallRefused
@@ -9,8 +11,10 @@ from agentrl.gateway.sessions.dialects import served_dialects
 from agentrl.types import BranchPath
 
 
-def set_reward(episode: Episode, value: object, answer: object, branch: BranchPath = ()) -> None:
+def set_reward(episode: Episode, value: object, answer: object, branches: Sequence[BranchPath] = ((),)) -> None:
     """Set the reward of one answer, by the id of its response, or the final one, for the answer None.
+
+    `branches` are the branch of the client that sets it, and those that it may reward beside it.
 
     Raises:
         RewardError: the value is no reward.
@@ -23,7 +27,7 @@ def set_reward(episode: Episode, value: object, answer: object, branch: BranchPa
     if answer is None:
         _set_final(episode, value)
     elif isinstance(answer, str):
-        _set_for_answer(episode, answer, value, branch)
+        _set_for_answer(episode, answer, value, branches)
     else:
         raise CallRefused(f"response_id is the id of an answer, as text; got {answer!r:.80}")
 
@@ -42,11 +46,12 @@ def _set_final(episode: Episode, value: object) -> None:
     episode.reward_final(value)
 
 
-def _set_for_answer(episode: Episode, answer: str, value: object, branch: BranchPath) -> None:
+def _set_for_answer(episode: Episode, answer: str, value: object, branches: Sequence[BranchPath]) -> None:
     turn = find_turn(episode, answer)
     if turn is None:
         raise CallRefused(f"no answer of this episode has the id {answer!r:.120}", status=404)
     present = episode.turns[turn].reward
     if present is not None:
         raise CallRefused(f"the answer {answer} has the reward {present} already; a reward is set once", status=409)
-    episode.reward_turn(turn, value, branch)
+    own = episode.turns[turn].branch
+    episode.reward_turn(turn, value, own if own in branches else branches[0])

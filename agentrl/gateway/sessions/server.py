@@ -21,7 +21,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from anyio.lowlevel import RunVar
 
-from agentrl.client import Client, Door
+from agentrl.client import Client, Door, DoorSettings
 from agentrl.client.backend import Answer, Delta, Piece
 from agentrl.concurrency import task_group
 from agentrl.errors import AgentRLError, WorkflowError
@@ -30,10 +30,10 @@ from agentrl.gateway.dialect import Dialect, DialectCall, EventWriter
 from agentrl.gateway.dialects.answers import delta_of
 from agentrl.gateway.sessions.calls import SharedCall
 from agentrl.gateway.sessions.dialects import COUNT_ROUTE, dialect_of_path, served_dialects, served_routes
-from agentrl.gateway.sessions.session import EpisodeSession
+from agentrl.gateway.sessions.session import EpisodeSession, Requester
+from agentrl.gateway.sessions.side_calls import other_answers
 from agentrl.servers.http.errors import json_reply
 from agentrl.servers.listening import Connections, Refusal, guard, listening, sent_key
-from agentrl.types import Speaker
 
 _MAX_BODY_BYTES: Final = 32 * 2**20
 _SECRET_BYTES: Final = 32
@@ -45,7 +45,7 @@ _RETRY_HEADER: Final = "x-stainless-retry-count"
 _MODEL: Final = "policy"
 """The name of the model in lists; a call may name any."""
 _MAX_NAME: Final = 200
-_SPEAKER_MARKS: Final = ("role", "player")
+_SPEAKER_MARKS: Final = ("role", "player", "agent")
 
 
 class RequestPlace(NamedTuple):
@@ -57,7 +57,7 @@ class RequestPlace(NamedTuple):
     route: str
     """The route of the API, such as `chat/completions`; `reward`; or empty."""
     marks: Mapping[str, str]
-    """The role and the player that the path names."""
+    """The role, the player and the agent that the path names."""
 
 
 class DoorServer:
@@ -117,19 +117,20 @@ class DoorServer:
             if place.route == COUNT_ROUTE:
                 tokens = session.count_tokens(dialect.read(await request.read(), session.store))
                 return json_reply({"input_tokens": tokens})
-            return await _answer_model_call(request, dialect, session, speaker_of(request, session, place))
+            return await _answer_model_call(request, dialect, session, place)
         return answer_other(request, place.route)
 
 
 @asynccontextmanager
-async def open_door(client: Client) -> AsyncGenerator[Door]:
+async def open_door(client: Client, settings: DoorSettings) -> AsyncGenerator[Door]:
     """Yield a door to the episode of `client`; see `Client.served`."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         raise WorkflowError("client.served needs the event loop of asyncio, got another one; run under asyncio") from None
-    async with task_group() as tasks, _shared_server() as (server, url):
-        session = EpisodeSession(client)
+    others = other_answers(client, settings.side_calls)
+    async with others as other, task_group() as tasks, _shared_server() as (server, url):
+        session = EpisodeSession(client, settings=settings, other=other)
         tasks.start_soon(session.run)
         try:
             with server.admitted(session, url) as door:
@@ -177,10 +178,10 @@ async def _shared_server() -> AsyncGenerator[tuple[DoorServer, str]]:
 
 
 async def _answer_model_call(
-    request: web.Request, dialect: Dialect, session: EpisodeSession, speaker: Speaker
+    request: web.Request, dialect: Dialect, session: EpisodeSession, place: RequestPlace
 ) -> web.StreamResponse:
     asked = dialect.read(await request.read(), session.store)
-    return await answer_call(request, dialect, asked, session, speaker)
+    return await answer_call(request, dialect, asked, session, requester_of(request, dialect, asked, place))
 
 
 def is_marked_retry(request: web.Request) -> bool:
@@ -188,21 +189,16 @@ def is_marked_retry(request: web.Request) -> bool:
     return request.headers.get(_RETRY_HEADER, "0") not in ("", "0")
 
 
-def sample_of(request: web.Request) -> str:
-    """Return the name of the sample that a request asks for: requests with another one are other requests."""
-    return request.headers.get(_SAMPLE_HEADER, "")
-
-
 async def answer_call(
     request: web.Request,
     dialect: Dialect,
     asked: DialectCall,
     session: EpisodeSession,
-    speaker: Speaker,
+    requester: Requester,
     headers: Mapping[str, str] | None = None,
 ) -> web.StreamResponse:
     """Answer a call of a session, whole or as events; `headers` go into the response."""
-    call = session.ask(dialect, asked, speaker, sample_of(request), is_retry=is_marked_retry(request))
+    call = session.ask(dialect, asked, requester, is_retry=is_marked_retry(request))
     with call.followed() as pieces:
         if asked.stream:
             response = await _send_answer_events(request, dialect, asked, call, pieces, headers or {})
@@ -287,7 +283,7 @@ def _check_method(request: web.Request, method: str) -> None:
 
 
 def place_of(request: web.Request) -> RequestPlace:
-    """Return the parts of a path: `/e/KEY` or `/c/CONVERSATION`, `/role/NAME`, `/player/NAME`, `/v1`, and the route."""
+    """Return the parts of a path: `/e/KEY` or `/c/CONVERSATION`; a role, player and agent; `/v1`; the route."""
     parts = [part for part in request.path.split("/") if part]
     secret = None
     if parts[:1] in (["e"], ["c"]) and len(parts) > 1:
@@ -298,14 +294,13 @@ def place_of(request: web.Request) -> RequestPlace:
     return RequestPlace(secret, "/".join(parts[1:] if parts[:1] == ["v1"] else parts), marks)
 
 
-def speaker_of(request: web.Request, session: EpisodeSession, place: RequestPlace) -> Speaker:
-    """Return the speaker of a request: of its path, else of its headers, else of the session's client."""
-    speaker = session.client.speaker
+def requester_of(request: web.Request, dialect: Dialect, call: DialectCall, place: RequestPlace) -> Requester:
+    """Return the sender of a request: by its path, else by headers, and by the marks of its program."""
     found = {name: place.marks.get(name) or request.headers.get(f"x-agentrl-{name}", "") for name in _SPEAKER_MARKS}
     for name, value in found.items():
         if len(value) > _MAX_NAME or not value.isprintable():
             raise CallRefused(f"the {name} is a short name of printable characters, at most {_MAX_NAME}, got {value!r:.40}")
-    return Speaker(found["role"] or speaker.role, found["player"] or speaker.player, speaker.branch)
+    return Requester(dialect.caller(call, request.headers), **found, sample=request.headers.get(_SAMPLE_HEADER, ""))
 
 
 def _secret_digest(secret: str) -> bytes:

@@ -10,26 +10,29 @@ import hashlib
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import anyio
 import orjson
 
-from agentrl.client import Client
+from agentrl.client import Client, DoorSettings
 from agentrl.client.backend import Answer, AskedCall
 from agentrl.concurrency import task_group
 from agentrl.gateway.body import CallRefused
-from agentrl.gateway.dialect import Dialect, DialectCall
+from agentrl.gateway.dialect import Caller, Dialect, DialectCall
 from agentrl.gateway.items import ItemStore
 from agentrl.gateway.sessions.calls import RecentCalls, SharedCall
 from agentrl.gateway.sessions.matching import ResentHistory
 from agentrl.gateway.sessions.rewards import set_reward
+from agentrl.gateway.sessions.side_calls import SIDE_CALL, OtherAnswers, is_side_call
 from agentrl.servers.http.errors import decode_body
 from agentrl.tokens.template.rendering import ToolSchemas
-from agentrl.types import Speaker
+from agentrl.types import BranchPath, Speaker
 
 JOINED_METRIC: Final = "gateway.joined_retries"
 """Requests that got the answer of an earlier one: a repetition whose first call ran, or whose answer did not arrive."""
+SIDE_METRIC: Final = "gateway.side_calls"
+"""Side calls, by the rule of `SideCalls`."""
 IGNORED_METRIC: Final = "gateway.ignored."
 """The metric `gateway.ignored.FIELD`: requests with a field that has no effect."""
 MAX_IGNORED: Final = 64
@@ -39,17 +42,42 @@ _NOT_OF_THE_CALL: Final = frozenset({"stream", "stream_options"})
 """Fields that a client may change when it repeats a request."""
 
 
+class Requester(NamedTuple):
+    """The sender of a request, as the request says."""
+
+    caller: Caller
+    """By the marks of its program."""
+    role: str = ""
+    """By a path or a header of the door, like the rest; empty where there is none."""
+    player: str = ""
+    agent: str = ""
+    """What tells agents of one role apart."""
+    sample: str = ""
+    """Requests with another one are other requests."""
+
+
 class EpisodeSession:
     """The episode of one client, as a server's routes see it.
 
     Args:
         client: its episode; its role, player and branch are the default of each call.
         on_answer: called with each call and its answer, whose turn is recorded, before the answer is sent whole.
+        settings: branches and side calls.
+        other: answers side calls; None: the policy does.
     """
 
-    def __init__(self, client: Client, on_answer: Callable[[DialectCall, Answer], None] | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        on_answer: Callable[[DialectCall, Answer], None] | None = None,
+        *,
+        settings: DoorSettings = DoorSettings(),  # noqa: B008 - frozen
+        other: OtherAnswers | None = None,
+    ) -> None:
         self.client = client
-        self._on_answer = on_answer
+        self._on_answer, self._settings, self._other = on_answer, settings, other
+        self._branches: dict[tuple[str, str], BranchPath] = {}
+        """The branches of declared roles, by role and agent."""
         self.store = ItemStore()
         """What the responses of the episode are kept in, for calls that name them by id."""
         self._recent = RecentCalls()
@@ -68,28 +96,60 @@ class EpisodeSession:
         self._send.close()
         self._receive.close()
 
-    def ask(self, dialect: Dialect, call: DialectCall, speaker: Speaker, sample: str, *, is_retry: bool) -> SharedCall:
-        """Return the call that a request makes or repeats; requests with another `sample` are other requests."""
-        identity = _identity(dialect, call, speaker, sample)
+    def ask(self, dialect: Dialect, call: DialectCall, requester: Requester, *, is_retry: bool) -> SharedCall:
+        """Return the call that a request makes or repeats."""
+        identity = _identity(dialect, call, requester)
         found = self._recent.repeated(identity, is_retry=is_retry)
         if found is not None:
             self._count(JOINED_METRIC)
             return found
         for name in call.ignored:
             self._count_ignored(name)
-        messages = self._history.restored(call.messages, call.arguments.get("tools"))
-        arguments = dict(call.arguments) if call.model is None else {"model": call.model, **call.arguments}
-        if call.stream:  # answers say how many tokens they took, and some endpoints count only when they are asked to
-            arguments["stream_options"] = {"include_usage": True}
-        asked = AskedCall(messages, arguments, speaker, self.client.timeout)
-        found = SharedCall(self.client.backend, asked, stream=call.stream, on_answer=partial(self._keep, dialect, call))
+        asked, other = self._asked(dialect, call, requester)
+        keep = partial(self._keep, dialect, call)
+        found = SharedCall(self.client.backend, asked, stream=call.stream, on_answer=keep, other=other)
         self._recent.add(identity, found)
         self._send.send_nowait(found)
         return found
 
-    def repeats(self, dialect: Dialect, call: DialectCall, speaker: Speaker, sample: str, *, is_retry: bool) -> bool:
+    def repeats(self, dialect: Dialect, call: DialectCall, requester: Requester, *, is_retry: bool) -> bool:
         """Return whether `ask` would join an earlier call."""
-        return self._recent.repeated(_identity(dialect, call, speaker, sample), is_retry=is_retry) is not None
+        return self._recent.repeated(_identity(dialect, call, requester), is_retry=is_retry) is not None
+
+    def _asked(self, dialect: Dialect, call: DialectCall, requester: Requester) -> tuple[AskedCall, OtherAnswers | None]:
+        """Return what a new request asks, and who answers it in the place of the policy."""
+        own, caller, rule = self.client.speaker, requester.caller, self._settings.side_calls
+        role = requester.role or caller.role or own.role
+        is_side = is_side_call(rule, call, role)
+        if is_side:
+            self._count(SIDE_METRIC)
+            role = role or SIDE_CALL
+        other = self._other if is_side else None
+        speaker = Speaker(
+            role=role,
+            player=requester.player or own.player,
+            branch=self._branch_of(role, requester.agent or caller.agent),
+            dialect=dialect.name,
+            client=caller.client,
+            left_out=is_side and rule is not None and not rule.train,
+        )
+        arguments = dict(call.arguments) if call.model is None else {"model": call.model, **call.arguments}
+        if other is not None:  # which answers as a whole
+            arguments.pop("stream_options", None)
+            return AskedCall(call.messages, arguments, speaker, self.client.timeout), other
+        if call.stream:  # answers say how many tokens they took, and some endpoints count only when they are asked to
+            arguments["stream_options"] = {"include_usage": True}
+        messages = self._history.restored(call.messages, call.arguments.get("tools"))
+        return AskedCall(messages, arguments, speaker, self.client.timeout), None
+
+    def _branch_of(self, role: str, agent: str) -> BranchPath:
+        """Return the branch in which an agent speaks: one of its own if its role is declared."""
+        own = self.client.speaker.branch
+        if role not in self._settings.branches:
+            return own
+        if (role, agent) not in self._branches:
+            self._branches[role, agent] = self.client.episode.open_branch(own)
+        return self._branches[role, agent]
 
     def count_tokens(self, call: DialectCall) -> int:
         """Return the number of tokens that the prompt of a call has; nothing is sent.
@@ -117,7 +177,8 @@ class EpisodeSession:
                 'a reward is {"reward": 1.0}, with "response_id" that of one answer; '
                 + (f"got the fields {', '.join(unknown)}, too" if unknown else "the body has no reward")
             )
-        set_reward(self.client.episode, fields["reward"], fields.get("response_id"), self.client.speaker.branch)
+        branches = (self.client.speaker.branch, *self._branches.values())
+        set_reward(self.client.episode, fields["reward"], fields.get("response_id"), branches)
 
     def _keep(self, dialect: Dialect, call: DialectCall, answer: Answer) -> None:
         dialect.keep(call, answer, self.store)
@@ -136,8 +197,8 @@ class EpisodeSession:
         metrics[name] = metrics.get(name, 0.0) + 1.0
 
 
-def _identity(dialect: Dialect, call: DialectCall, speaker: Speaker, sample: str) -> bytes:
+def _identity(dialect: Dialect, call: DialectCall, requester: Requester) -> bytes:
     body = {name: value for name, value in call.body.items() if name not in _NOT_OF_THE_CALL}
-    marks = orjson.dumps([dialect.name, speaker.role, speaker.player, sample])
+    marks = repr((dialect.name, *requester)).encode("ascii", "backslashreplace")
     text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
     return hashlib.blake2b(marks + text, digest_size=16).digest()

@@ -1,0 +1,86 @@
+"""Side calls: what tells them from the agent's own, and the answers of another model.
+
+Invariant: a side call is a turn of the episode with its messages, its answer and a mark, whoever answers it. A turn of
+another model has no tokens and is never trained.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final
+from uuid import uuid4
+
+from openai import AsyncOpenAI
+
+from agentrl.client import Client, EndpointBackend, EpisodeSettings, OtherModel, SideCalls
+from agentrl.client.backend import Answer, AskedCall
+from agentrl.errors import ConfigError
+from agentrl.gateway.dialect import DialectCall
+from agentrl.tokens.messages import field_getter, text_of
+from agentrl.types import ForkReason
+
+SIDE_CALL: Final = "side_call"
+"""The role of a side call that has none of its own."""
+
+
+def is_side_call(rule: SideCalls | None, call: DialectCall, role: str) -> bool:
+    """Return whether a call of an agent with this role is a side call."""
+    if rule is None:
+        return False
+    first = field_getter(call.messages[0])("content") if rule.prompts and call.messages else None
+    return rule.is_one(model=call.model, role=role, prompt=text_of(first, "messages[0]"))
+
+
+class OtherAnswers:
+    """Answers side calls of one episode by a model that is not the policy.
+
+    Args:
+        client: of the episode, whose budget of turns counts them, too.
+        connection: to the endpoint.
+        model: its name there.
+    """
+
+    def __init__(self, client: Client, connection: AsyncOpenAI, model: str) -> None:
+        self._client, self._connection, self._model = client, connection, model
+
+    async def answer(self, asked: AskedCall) -> Answer:
+        """Return the model's answer, which is a turn of the episode.
+
+        Cancellation: the request is aborted and nothing is recorded.
+        """
+        episode, backend = self._client.episode, self._client.backend
+        with episode.start_call() as running:
+            sent_after, sent_at, started_s = len(episode.turns), next(episode.clock), time.perf_counter()
+            one_call = EpisodeSettings(episode_id=episode.id, task_id="")
+            asking = EndpointBackend(self._connection, self._model, one_call)
+            given = await asking.answer(asked)
+            episode.check_open()
+            identity = f"chatcmpl-{uuid4().hex}"  # another endpoint may give ids that this episode has already
+            native = None if given.native is None else given.native.model_copy(update={"id": identity})
+            answer = replace(given, id=identity, native=native)
+            fork = ForkReason.NEW_CONVERSATION if episode.turns else None
+            answered = replace(
+                asking.episode.turns[0], sent_after=sent_after, sent_at=sent_at, started_s=started_s, fork=fork
+            )
+            backend.adopt(answered)
+            episode.announce(identity, 0)
+            running.complete()
+        return answer
+
+
+@asynccontextmanager
+async def other_answers(client: Client, rule: SideCalls | None) -> AsyncGenerator[OtherAnswers | None]:
+    """Yield what answers side calls in the place of the policy; None where the policy, or a record, answers them."""
+    if rule is None or not isinstance(rule.answer, OtherModel) or client.backend.is_replay:
+        yield None
+        return
+    variable = rule.answer.api_key_env
+    key = "none" if variable is None else os.environ.get(variable)
+    if not key:
+        raise ConfigError(f"side_calls.answer.api_key_env: the environment variable {variable} is not set")
+    async with AsyncOpenAI(base_url=rule.answer.base_url, api_key=key) as connection:
+        yield OtherAnswers(client, connection, rule.answer.model)

@@ -85,7 +85,7 @@ def check_online(run: RunConfig) -> None:
     algorithm = run.algorithm
     if algorithm.staleness_policy == "wait":
         raise ConfigError(
-            "algorithm.staleness_policy: wait has the servers wait for the trainer, and users do not; set drop, which leaves "
+            "algorithm.staleness_policy: wait makes servers wait for the trainer, and users do not wait; set drop, which leaves "
             "conversations with a token over algorithm.max_staleness, or mask, which leaves such tokens alone"
         )
     if algorithm.group_size * algorithm.groups_per_step < 2:

@@ -114,12 +114,15 @@ class ConversationFiles:
             del self._taken[conversation]
 
     def take_up(self, step: int) -> Iterator[StoredConversation]:
-        """Yield the conversations that the weights of `step` have not been trained on, and delete the others."""
+        """Yield the conversations that the weights of `step` have not been trained on, and delete the others.
+
+        They come in the order of their last lines.
+        """
         if not self._folder.is_dir():
             return
         taken = {each: line.step for line in self._taken_lines() for each in line.ids if line.step <= step}
         self._forget_lost_steps(step)
-        for path in sorted(self._folder.glob("*.jsonl")):
+        for path in sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns):
             if path.name == _TAKEN:
                 continue
             if path.stem in taken:

@@ -37,6 +37,8 @@ class OnlineRun:
     traffic: Traffic
     trainer: ScriptedTrainer
     session: aiohttp.ClientSession
+    ended: anyio.Event
+    """Set when the run has done its steps."""
     report: RunReport | None = None
 
     async def post(
@@ -134,9 +136,9 @@ async def online_run(
             ended = anyio.Event()
             tasks.start_soon(partial(_run, engine, ended))
             await ready.wait()
-            run = OnlineRun(url=found[0], traffic=traffic, trainer=trainer, session=session)
+            run = OnlineRun(url=found[0], traffic=traffic, trainer=trainer, session=session, ended=ended)
             yield run
-            if parts.engine.steps == len(trainer.batches):
+            if parts.engine.steps == parts.resume.step + len(trainer.batches):
                 await ended.wait()
             run.report = engine.report()
             tasks.cancel_scope.cancel()

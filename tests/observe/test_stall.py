@@ -49,3 +49,20 @@ def test_progress_moves_the_deadline() -> None:
         assert anyio.current_time() - began >= 80
 
     in_virtual_time(main)
+
+
+def test_standing_still_is_no_stall_while_the_run_waits_for_people() -> None:
+    async def main() -> None:
+        asked: list[float] = []
+
+        def is_idle() -> bool:
+            asked.append(anyio.current_time() - began)
+            return len(asked) < 3
+
+        dog = StallTimer(timeout_s=20, describe=lambda: "", is_idle=is_idle)
+        began = anyio.current_time()
+        with pytest.raises(StallError):
+            await dog.watch()
+        assert [round(moment) for moment in asked] == [21, 42, 63]
+
+    in_virtual_time(main)

@@ -184,14 +184,21 @@ async def test_a_conversation_older_than_the_bound_is_left(tmp_path: Path, rende
     assert dropped["reason"] == "over_age"
 
 
-async def test_a_run_without_traffic_is_no_stall(tmp_path: Path, renderer: Renderer) -> None:
-    limits = {"engine": {"stall_timeout_s": 0.2}, "rollout": {"episode_timeout_s": 0.1}}
-    async with online_run(tmp_path / "run", renderer, **limits) as run:
-        await anyio.sleep(1)  # nothing tells of a timer that does not end the run
-        for reward in (0.0, 1.0):
-            _, conversation = await run.chat("Hello.")
-            await run.feedback(reward, conversation_id=conversation)
-        await until(lambda: run.trainer.batches)
+async def test_a_run_is_idle_while_it_waits_for_people_and_not_while_a_call_runs(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    hold = Hold()
+
+    def script(call: ScriptedCall) -> ScriptedReply:
+        return ScriptedReply(output="good", holds=(hold,))
+
+    async with online_run(tmp_path / "run", renderer, script=script) as run, anyio.create_task_group() as tasks:
+        await until(run.traffic.is_idle)
+        tasks.start_soon(run.chat, "Hello.")
+        await hold.reached.wait()
+        assert not run.traffic.is_idle()
+        hold.release.set()
+        await until(run.traffic.is_idle)
 
 
 async def test_no_word_of_a_conversation_and_no_key_is_logged(

@@ -71,7 +71,7 @@ async def test_the_program_is_recorded_against_an_endpoint_and_replays_without_i
     async with serving(ToolEndpoint().answer) as connection:
         target = Target(endpoint=str(connection.base_url), model="served")
         await record_cassettes(example, tmp_path, target, task="sum-1")
-    [cassette] = tmp_path.iterdir()
+    cassette = tmp_path / "sum-1-0.json"
     assert await replay_cassettes([cassette])
     capsys.readouterr()
     asks_otherwise = (

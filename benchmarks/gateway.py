@@ -7,12 +7,12 @@ this one. CPU is `time.process_time` of this process: the driver and its gateway
   in process       Client, on a backend in this process
   chat, responses, messages   the same conversations over a door, each turn with the whole history
 
-Each episode grows to the given context in 8 turns. Contestants take turns with the same texts, so that a slow minute hits all
-of them, and each has a renderer of its own. `JSON` is what the bodies cost by themselves: reading each, and writing it in one
-spelling for the digest by which a repeated request is known.
+Each episode grows to the given context in 8 turns. Contestants take turns with the same texts, so that a slow minute hits
+all of them, and each has a renderer of its own. `JSON` is what the bodies cost by themselves: reading each, and writing it
+in one spelling for the digest by which a repeated request is known.
 
-Then 256 sessions stream at once, a third of them in each dialect. Each piece of an answer is the time at which the model made
-it, so the agent knows how late it comes. The same sessions in process, in the same run, are the baseline.
+Then 256 sessions stream at once, a third of them in each dialect. Each piece of an answer is the time at which the model
+made it, so the agent knows how late it comes. The same sessions in process, in the same run, are the baseline.
 
 Invariant: every session ends with all of its turns recorded; one error ends the benchmark.
 """
@@ -37,6 +37,7 @@ from typing import Any, Final
 
 import aiohttp
 import anyio
+import anyio.lowlevel
 import numpy as np
 import orjson
 
@@ -119,7 +120,7 @@ async def _agent_episode(http: aiohttp.ClientSession, asked: dict[str, Any]) -> 
     history: list[Any] = []
     bodies: list[str] = []
     late: list[float] = []
-    await asyncio.sleep(asked.get("wait_s", 0.0))
+    await anyio.sleep(asked.get("wait_s", 0.0))
     for text in asked["texts"]:
         history.append({"role": "user", "content": text})
         body = _body(dialect, history, stream=stream)
@@ -200,7 +201,7 @@ class Pieces(Instant):
         async def pieces() -> AsyncIterator[GenerationChunk]:
             for at in range(0, len(whole.output_ids), PIECE_TOKENS):
                 yield GenerationChunk(output_ids=whole.output_ids[at : at + PIECE_TOKENS])
-                await asyncio.sleep(0)
+                await anyio.lowlevel.checkpoint()
             yield GenerationChunk(output_ids=whole.output_ids[:0], generation=whole)
 
         yield pieces()
@@ -223,7 +224,7 @@ class Clockwork:
         async def pieces() -> AsyncIterator[GenerationChunk]:
             ids: list[int] = []
             for _ in range(PIECES):
-                await asyncio.sleep(self._interval_s)
+                await anyio.sleep(self._interval_s)
                 new = self._encode(f" {time.monotonic_ns() // 1000}")
                 assert len(new) <= STAMP_TOKENS
                 ids += new
@@ -364,7 +365,7 @@ async def _sessions(model: Model, agents: Agents, count: int, interval_s: float)
     clients = [model.client(backend, renderer) for _ in range(count)]
 
     async def one(client: Client, wait_s: float) -> None:
-        await asyncio.sleep(wait_s)
+        await anyio.sleep(wait_s)
         await _in_process(client, texts, stream=True, late=late)
 
     start = time.process_time()

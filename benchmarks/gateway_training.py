@@ -2,11 +2,12 @@
 
 Run: `python -m benchmarks.gateway_training --agent openai-agents --seed 0`, once for each agent and seed. The agents are
 `in-process` (the demo's workflow), `openai-agents` (the unmodified SDK over Responses; it needs the package) and `node` (a
-program in JavaScript, one process an episode; it needs Node.js). Those of one seed share the warm start, which the first of
-them makes. `--steps` shortens a run. `--record` puts the finished runs of runs/ into benchmarks/results/.
+program in JavaScript, one process an episode; it needs Node.js). Those of one seed share the warm start of the demo, which
+the first of them makes. `--steps` shortens a run. `--record` puts the finished runs of runs/ into benchmarks/results/.
 
-Invariant: the runs differ in the workflow alone; the figures are those of the demo's own summary, unrounded, and success
-during training is that of the episodes of each step.
+Invariant: the runs differ in the workflow alone. Success before is that of the warm start in process, success after that of
+the trained weights with the agent itself, both sampled on 512 held-out tasks; success during training is that of the
+episodes of each step.
 """
 
 from __future__ import annotations
@@ -14,54 +15,36 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import dataclass, replace
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import anyio
 from rich.console import Console
 
-from agentrl_workflows.calculator.recipe import FULL, CalculatorRecipe
-from agentrl_workflows.demo.run import run_demo
+from agentrl.commands.evaluate import Target, evaluate_target
+from agentrl.commands.train import train_run
+from agentrl.config import RunConfig, load_config
+from agentrl_workflows.calculator.recipe import FULL
 from agentrl_workflows.demo.warm_start import make_student
 from benchmarks.machine import describe_machine
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "gateway_training.json"
-EXAMPLES = ROOT / "examples" / "gateway"
+RUN_FILES = {
+    "in-process": Path(FULL.run_file),
+    "openai-agents": ROOT / "examples" / "gateway" / "openai_agents.yaml",
+    "node": ROOT / "examples" / "gateway" / "calculator.yaml",
+}
 RUNS = Path("runs")
-WINDOW = 10
+WINDOW = 5
 """Steps whose episodes one point of the curve is the mean of."""
-STEPS = 50
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoorRecipe(CalculatorRecipe):
-    """The calculator demo with the run file of an agent."""
-
-    agent_file: Path
-    limits_after: tuple[int, ...] = (6,)
-
-    @property
-    def run_file(self) -> str:
-        """Path of the agent's run file."""
-        return str(self.agent_file)
-
-
-def recipe_of(agent: str) -> CalculatorRecipe:
-    """Return the recipe of an agent."""
-    if agent == "in-process":
-        return replace(FULL, limits_after=(6,))
-    given: dict[str, Any] = {
-        "demonstrator": FULL.demonstrator,
-        "num_demonstrations": FULL.num_demonstrations,
-        "sft_steps": FULL.sft_steps,
-    }
-    if agent == "openai-agents":
-        return DoorRecipe(agent_file=EXAMPLES / "openai_agents.yaml", **given)
-    return DoorRecipe(agent_file=EXAMPLES / "calculator.yaml", limit_argument="", split=None, **given)
+STEPS = 40
+EPISODES = 512
 
 
 def run_name(agent: str, seed: int) -> str:
@@ -69,18 +52,67 @@ def run_name(agent: str, seed: int) -> str:
     return f"door-{agent}-{seed}"
 
 
-def train(agent: str, seed: int, steps: int, note: str) -> None:
-    """Run one agent, and keep what the record needs beside its summary."""
-    os.chdir(ROOT)
+def config_of(agent: str, seed: int, steps: int, student: Path) -> RunConfig:
+    """Return the run of an agent; all but the workflow is the same for each of them."""
+    settings: dict[str, object] = {
+        "name": run_name(agent, seed),
+        "seed": seed,
+        "model.path": student,
+        "tasks.factory_args.seed": seed,
+        "engine.steps": steps,
+        "engine.eval_every": 0,
+        "rollout.episode_timeout_s": 600,
+        "rollout.max_concurrent_episodes": 32,
+    }
+    return load_config(str(RUN_FILES[agent]), [part for key, value in settings.items() for part in (f"--{key}", str(value))])
+
+
+def warm_start(seed: int) -> tuple[Path, float]:
+    """Return the warm start of a seed and its success, in process; made by the first run that needs it."""
     folder = RUNS / f"door-student-{seed}"
-    student = folder / "warm-start"
+    student, success = folder / "warm-start", folder / "success.json"
     if not (student / "config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         make_student(FULL, seed, folder, Console())
-    overrides = ["--engine.steps", str(steps), "--engine.eval_every", "25", "--rollout.episode_timeout_s", "600"]
-    name = run_name(agent, seed)
-    run_demo(recipe_of(agent), seed=seed, runs_dir=RUNS, name=name, overrides=overrides, student=student)
-    (RUNS / name / "record.json").write_text(json.dumps({"agent": agent, "note": note}))
+    if not success.exists():
+        success.write_text(json.dumps(evaluate(config_of("in-process", seed, STEPS, student), student)))
+    return student, json.loads(success.read_text())
+
+
+def evaluate(run: RunConfig, checkpoint: Path) -> float:
+    """Return the sampled success of a checkpoint on the held-out tasks."""
+    report = anyio.run(partial(evaluate_target, run, Target(checkpoint=checkpoint), episodes=EPISODES))
+    assert report.success_rate is not None
+    assert not report.failed
+    return report.success_rate
+
+
+def train(agent: str, seed: int, steps: int, note: str) -> None:
+    """Train one agent from the warm start of its seed, evaluate it, and keep the figures in its run directory."""
+    os.chdir(ROOT)
+    student, before = warm_start(seed)
+    run = config_of(agent, seed, steps, student)
+    begin = time.perf_counter()
+    report = anyio.run(partial(train_run, run))
+    seconds = time.perf_counter() - begin
+    record = {
+        "agent": agent,
+        "seed": seed,
+        "sampled_before": before,
+        "sampled_after": evaluate(run, Path(str(report.checkpoint))),
+        "episodes_evaluated": EPISODES,
+        "train_steps": report.train_steps,
+        "train_episodes": report.episodes,
+        "failed_episodes": dict(report.failed_episodes),
+        "max_trained_staleness": report.max_trained_staleness,
+        "max_logprob_difference": report.max_logprob_difference,
+        "rl_seconds": seconds,
+        "trainer_wait_seconds": report.trainer_wait_seconds,
+        f"training_success_by_{WINDOW}_steps": curve_of(run.run_dir),
+        "note": note,
+    }
+    (run.run_dir / "record.json").write_text(json.dumps(record))
+    print(json.dumps(record))
 
 
 def curve_of(run_dir: Path) -> list[float]:
@@ -93,12 +125,8 @@ def curve_of(run_dir: Path) -> list[float]:
 def record() -> None:
     """Write the finished runs into the result file, in place of earlier ones of their agent and seed."""
     earlier: list[dict[str, Any]] = json.loads(RESULT.read_text())["runs"] if RESULT.exists() else []
-    runs = {(run["agent"], run["seed"]): run for run in earlier}
-    for marked in RUNS.glob("door-*/record.json"):
-        summary = json.loads((marked.parent / "summary.json").read_text())
-        summary.pop("checkpoint")
-        run = {**json.loads(marked.read_text()), **summary, "training_success_by_10_steps": curve_of(marked.parent)}
-        runs[run["agent"], run["seed"]] = run
+    found = [json.loads(path.read_text()) for path in RUNS.glob("door-*/record.json")]
+    runs = {(run["agent"], run["seed"]): run for run in (*earlier, *found)}
     content = {
         "machine": describe_machine("torch", "openai"),
         "command": "python -m benchmarks.gateway_training --agent AGENT --seed N",
@@ -109,7 +137,7 @@ def record() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--agent", choices=["in-process", "openai-agents", "node"], default="in-process")
+    parser.add_argument("--agent", choices=[*RUN_FILES], default="in-process")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--note", default="", help="what else the machine did meanwhile")

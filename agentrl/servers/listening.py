@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 
 import anyio
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from agentrl.errors import ConfigError
@@ -164,6 +166,21 @@ class _Connection(asyncio.Protocol):
             self._timer = None
 
 
+def _logger_without_contents() -> logging.Logger:
+    """Return the logger of the server: of a request that is no HTTP it tells the kind, since its headers may hold a key."""
+    logger = logging.getLogger("agentrl.servers.http")
+    if not logger.filters:
+        logger.addFilter(_without_contents)
+    return logger
+
+
+def _without_contents(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.exc_info, record.msg = None, f"{record.msg}: {type(error).__name__}"
+    return True
+
+
 @asynccontextmanager
 async def listening(
     app: web.Application, connections: Connections, *, host: str, port: int, api_key: str | None
@@ -181,6 +198,7 @@ async def listening(
         keepalive_timeout=_KEEPALIVE_S,
         lingering_time=_SHUTDOWN_S,
         auto_decompress=False,  # the guard refuses what is compressed, before anything grows
+        logger=_logger_without_contents(),
     )
     await runner.setup()
     assert runner.server is not None

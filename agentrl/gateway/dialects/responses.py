@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, cast
 
+import orjson
+
 from agentrl.client.backend import Answer
 from agentrl.gateway.body import CallRefused
 from agentrl.gateway.dialect import Caller, DialectCall
@@ -92,7 +94,7 @@ class ResponsesDialect:
             return
         answered = output_items(call, answer, answer.id)
         sent = cast("list[Item]", call.body["input"])
-        size = sum(len(str(item)) for item in (*sent, *answered))
+        size = len(orjson.dumps([sent, answered]))
         store.keep(
             response_id(answer.id), cast("str | None", call.body.get("previous_response_id")), sent, answered, size=size
         )

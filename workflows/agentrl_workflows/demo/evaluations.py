@@ -55,8 +55,7 @@ async def evaluate_checkpoint(
     renderer = Renderer.load(checkpoint)
 
     async def one(limit: int, greedy: bool) -> EvalReport:
-        limited = {recipe.limit_argument: limit} if recipe.limit_argument else {}
-        workflow = load_workflow(run.workflow, {**run.workflow_args, **limited})
+        workflow = load_workflow(run.workflow, {**run.workflow_args, recipe.limit_argument: limit})
         label = f"{'greedy' if greedy else 'sampled'}, at most {limit} {recipe.limit_unit}s"
         columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         console = Console(stderr=True)

@@ -34,7 +34,7 @@ class DemoRecipe(ABC):
     package: str
     """It holds `demo.yaml`: the run, in which the demo fills in name, seed, `tasks.factory_args.seed` and model.path."""
     limit_argument: str
-    """Workflow argument that bounds an episode; evaluations vary it. Empty: the workflow has none."""
+    """Workflow argument that bounds an episode; evaluations vary it."""
     limit_unit: str
     """What it counts, such as `turn`."""
     limits_before: tuple[int, ...]

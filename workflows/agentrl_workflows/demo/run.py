@@ -49,19 +49,17 @@ def run_demo(
     name: str,
     overrides: Sequence[str] = (),
     console: Console | None = None,
-    student: Path | None = None,
 ) -> DemoResult:
     """Run warm start, evaluation, reinforcement learning and evaluation; write and return the summary.
 
-    `overrides` are command-line flags. An existing run directory of the same name is replaced. `student` is the warm start
-    of another run of the seed, which is then not made again.
+    `overrides` are command-line flags. An existing run directory of the same name is replaced.
     """
     console = console or Console()
     begin = time.perf_counter()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ConfigError(f"--name {name!r}: expected letters, digits, dots, dashes and underscores")
     folder = runs_dir / name
-    run = _run_config(recipe, seed, runs_dir, name, student or folder / "warm-start", overrides)
+    run = _run_config(recipe, seed, runs_dir, name, folder / "warm-start", overrides)
     if run.inference.urls:
         raise ConfigError("inference.urls: the demo starts its own servers for the models it makes; remove this field")
     if run.inference.backend == "sglang":
@@ -70,7 +68,7 @@ def run_demo(
     held_out = load_held_out(run.tasks)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    student = student or make_student(recipe, seed, folder, console)
+    student = make_student(recipe, seed, folder, console)
     console.rule("before: the warm start on held-out tasks")
     before = run_watched(partial(evaluate_checkpoint, run, student, recipe, held_out, recipe.limits_before))
     sampled, greedy = rate_text(before.sampled.success_rate), rate_text(before.greedy.success_rate)

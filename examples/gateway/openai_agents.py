@@ -1,16 +1,17 @@
 """An agent of the OpenAI Agents SDK that trains as it is: the SDK speaks Responses to the door of each episode.
 
-    pip install openai-agents
-    agentrl train examples/gateway/openai_agents.yaml          # after `make demo`, whose warm start knows the tool
+    .frameworks-venv/openai3/bin/python examples/gateway/openai_agents.py    # after `make frameworks-install`
+    agentrl train examples/gateway/openai_agents.yaml                        # after `make demo`; pip install openai-agents
 
-What to see: nothing here but `client.served()` is agentrl's. The SDK's loop asks, calls the tool and asks again, and each
-answer is a turn with the tokens that were sampled.
+What to see: the SDK has a base URL and a key, and speaks its own Responses. Its loop asks, calls the tool and asks again, and
+each answer is a turn with the tokens that were sampled.
 """
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 from agents import (
     Agent,
     FunctionTool,
@@ -23,9 +24,11 @@ from agents import (
 )
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from agentrl import Client, RolloutWorkflow, Task
+from agentrl import Client, RolloutWorkflow, Task, run_episode
 from agentrl_envs.calculator import CalculatorEpisode
 
+TASK = Task(id="1", data={"question": "Compute 6 * 7.", "answer": "42", "seed": 0})
+REPLIES = ['<tool_call>{"name": "calc", "arguments": {"a": 6, "op": "*", "b": 7}}</tool_call>', "The answer is 42."]
 QUIET = RunConfig(tracing_disabled=True)
 
 
@@ -79,3 +82,14 @@ def calc_of(game: CalculatorEpisode) -> FunctionTool:
         on_invoke_tool=calc,
         strict_json_schema=False,
     )
+
+
+async def main() -> None:
+    trajectory = await run_episode(Calculator(), TASK, replies=REPLIES)
+    if trajectory.failure is not None:
+        raise SystemExit(f"the episode failed: {trajectory.failure.message}")
+    print(f"{len(trajectory.turns)} turns, {len(trajectory.branches())} sample, reward {trajectory.final_reward:g}")
+
+
+if __name__ == "__main__":
+    anyio.run(main)

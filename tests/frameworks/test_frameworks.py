@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples" / "frameworks").glob("*.py"))
+EXAMPLES = sorted([*(ROOT / "examples" / "frameworks").glob("*.py"), *(ROOT / "examples" / "gateway").glob("*.py")])
 KEEP_HISTORY = [path for path in EXAMPLES if path.stem not in ("dspy_agent", "smolagents_agent")]
 """Examples whose framework sends the history back as the model wrote it."""
 pytestmark = pytest.mark.frameworks

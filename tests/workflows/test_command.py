@@ -241,3 +241,20 @@ def test_the_example_in_javascript_calls_its_tool_and_is_graded(monkeypatch: pyt
     assert len(found.branches()) == 1
     assert found.turns[1].messages[-1]["content"] == "42"
     verify(found)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.parametrize(("answers", "reward"), [(["It is 42."], 1.0), (["It is 41.", "42"], 0.7), (["1", "2"], 0.0)])
+def test_the_calculator_in_javascript_judges_its_own_answers(
+    answers: list[str], reward: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    run = load_config("examples/gateway/calculator.yaml")
+    task = {"id": "t1", "question": "Compute 6 * 7.", "answer": "42", "seed": 0}
+    calls = [call("calc", a=6, op="*", b=7), call("calc", a=6, op="plus", b=7)]
+    found = play(load_workflow(run.workflow, run.workflow_args), task, [*calls, *answers])
+    assert found.failure is None
+    assert found.final_reward == reward
+    assert [turn.messages[-1]["content"] for turn in found.turns[1:3]] == ["42", "error: bad call"]
+    assert len(found.branches()) == 1
+    verify(found)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.algo.advantages import episodes, turns
-from agentrl.algo.advantages.options import EpisodeOptions, TurnOptions
+from agentrl.algo.advantages import WHITENED
 from agentrl.algo.advantages.players import Float64Array
+from agentrl.algo.advantages.whitening import whiten
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.algo.slots import load_without_torch
 from agentrl.episode.checks import MAX_REWARD, check_reward_time
 from agentrl.errors import InvariantError
 from agentrl.types import Float32Array, Group, Sample, Trajectory
@@ -33,12 +34,32 @@ class GroupAdvantages:
 
 
 def advantages(group: Group, config: AlgorithmConfig) -> GroupAdvantages:
-    """Return the advantage of every turn of every episode of `group`, by the estimator `config.advantage` names."""
-    if config.advantage == "episode":
-        whole = EpisodeOptions(group_size=config.group_size, normalize_std=config.normalize_std)
-        return advantages_by(group, lambda one: episodes.episode(one, whole), name="episode")
-    single = TurnOptions(discount=config.discount, normalize_std=config.normalize_std)
-    return advantages_by(group, lambda one: turns.turn(one, single), name="turn")
+    """Return the advantage of every turn of every episode of `group`, by the function that fills `algorithm.advantage`."""
+    [estimate] = batch_advantages([group], config)
+    return estimate
+
+
+def batch_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> list[GroupAdvantages]:
+    """Return the advantages of all groups of a batch.
+
+    Raises:
+        ConfigError: the function of the slot cannot be loaded, raised, or returned no sequence.
+        InvariantError: as `advantages_by`.
+    """
+    slot = config.slots.advantage
+    function = load_without_torch(slot, Sequence)
+    estimates = [advantages_by(group, function, name=slot.name) for group in groups]
+    if slot.name not in WHITENED:
+        return estimates
+    tokens = [[_trained_tokens(episode) for episode in group.episodes] for group in groups]
+    whitened = whiten([estimate.per_turn for estimate in estimates], tokens)
+    return [
+        GroupAdvantages(per_turn=tuple(values), zero_variance=not any(each.any() for each in values)) for values in whitened
+    ]
+
+
+def _trained_tokens(episode: Trajectory) -> Float64Array:
+    return np.array([len(turn.output_ids) if turn.temperature > 0 else 0 for turn in episode.turns], np.float64)
 
 
 def advantages_by(

@@ -1,37 +1,183 @@
-"""Settings of the advantage, the loss and the staleness bound."""
+"""Settings of the algorithm: what fills its slots, the size of a batch, and the staleness bound.
+
+Invariant: a preset and the short fields (`clip_low` and others) only fill slots; what a run does is what its slots say.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
+from agentrl.algo.advantages import ADVANTAGES
+from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
+from agentrl.algo.filled import AlgorithmSlots, aggregate_of, filled
+from agentrl.algo.keeps import KEEPS
+from agentrl.algo.losses import POLICY_LOSSES
+from agentrl.algo.presets import PRESETS
+from agentrl.algo.slots import Bundled, SlotValue, slot_name, slot_value, with_option
+from agentrl.algo.terms import TERMS
 from agentrl.config.base import Config
+
+SHORT: Final = {
+    "discount": ("advantage", "discount", 1.0),
+    "normalize_std": ("advantage", "normalize_std", False),
+    "clip_low": ("policy_loss", "clip_low", 0.2),
+    "clip_high": ("policy_loss", "clip_high", 0.2),
+}
+"""Short fields: the slot and the option that they fill, and the value that says nothing."""
+SHORT_CORRECTION: Final = ("behavior_weight_mode", "behavior_weight_cap")
+PARTS: Final = {"proximal": PROXIMALS, "token": CORRECTIONS, "sequence": CORRECTIONS}
+"""Parts of `correction`, each with the table of what fills it."""
+
+
+def _keep(given: object) -> SlotValue:
+    return slot_value("algorithm.keep", given, KEEPS, main="max_groups_per_step")
+
+
+def _advantage(given: object) -> SlotValue:
+    return slot_value("algorithm.advantage", given, ADVANTAGES)
+
+
+def _policy_loss(given: object) -> SlotValue:
+    return slot_value("algorithm.policy_loss", given, POLICY_LOSSES)
+
+
+def _correction(given: object) -> dict[str, SlotValue]:
+    """Return the parts that were given; a bare name or function corrects tokens."""
+    fields = cast("dict[str, object]", given) if isinstance(given, dict) else {"token": given}
+    if not fields.keys() <= PARTS.keys():
+        fields = {"token": given}
+    return {part: slot_value(f"algorithm.correction.{part}", value, PARTS[part]) for part, value in fields.items()}
+
+
+def _terms(given: object) -> tuple[SlotValue, ...]:
+    several = cast("list[object]", list(given)) if isinstance(given, list | tuple) else [given]
+    return tuple(slot_value("algorithm.terms", one, TERMS, main="weight") for one in several)
 
 
 class AlgorithmConfig(Config):
-    """Decoupled PPO (AReaL, arXiv 2505.24298, section 5) over groups of episodes."""
+    """What a step trains on, and how: slots, each filled by a bundled name, `module:function`, or either with options.
+
+    Short fields fill slots: `preset` several, `discount` and `normalize_std` `advantage`, `clip_low` and `clip_high`
+    `policy_loss`, `behavior_weight_cap` and `behavior_weight_mode` `correction`.
+    """
 
     group_size: int = Field(default=8, ge=2)
     """Episodes of one task; their mean return is the baseline."""
     groups_per_step: int = Field(default=16, ge=1)
     """Groups in one optimizer batch."""
-    advantage: Literal["episode", "turn"] = "episode"
+    keep: Annotated[SlotValue, BeforeValidator(_keep)] = "all"
+    """Which groups are trained: `all`, `mixed` (returns differ), or a function; `max_groups_per_step` bounds how many are
+    played for a batch, after which the others fill it up."""
+    advantage: Annotated[SlotValue, BeforeValidator(_advantage)] = "episode"
     """`episode`: return minus group mean, for every token. `turn`: return-to-go with a leave-one-out group baseline."""
-    discount: float = Field(default=1.0, gt=0, le=1)
-    """Per-turn discount of the `turn` advantage."""
-    normalize_std: bool = False
-    """Divide advantages by their root mean square in the group: the standard deviation of the returns for `episode`, a mean
-    over all turns of the group for `turn`. Biases towards tasks of extreme difficulty, so off."""
+    policy_loss: Annotated[SlotValue, BeforeValidator(_policy_loss)] = "ppo"
+    """The loss of a token from its ratio and advantage, such as `ppo`, `gspo` or `cispo`."""
+    correction: Annotated[dict[str, SlotValue], BeforeValidator(_correction)] = Field(default_factory=dict[str, SlotValue])
+    """For tokens that another policy sampled: `{token: mask, sequence: none, proximal: forward}`. `token` and `sequence`
+    multiply; `proximal` is the center of the ratio: `forward`, `behavior`, or `versions`, which needs no forward pass."""
+    terms: Annotated[tuple[SlotValue, ...], BeforeValidator(_terms)] = ()
+    """What is added to the policy loss, each times its weight, such as `[{entropy: 0.001}]`."""
+    aggregate: Annotated[str | dict[str, int], BeforeValidator(aggregate_of)] = "token"
+    """The mean that makes one loss of those of all tokens: over tokens, over turns or samples of their means, or
+    `{fixed: N}`, the sum over samples and N."""
     max_staleness: int = Field(default=2, ge=0)
     """Published versions a trained token may be behind; 0 is synchronous RL."""
     staleness_policy: Literal["wait", "mask", "drop"] = "wait"
     """Over-age tokens: `wait` for the oldest groups before moving the version, `mask` the tokens, or `drop` the group."""
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """PPO clips current/proximal ratios below `1 - clip_low`."""
-    clip_high: float = Field(default=0.2, gt=0)
-    """PPO clips current/proximal ratios above `1 + clip_high`."""
-    behavior_weight_cap: float = Field(default=5.0, gt=0)
-    """Largest proximal/behavior ratio of a token."""
-    behavior_weight_mode: Literal["clamp", "mask"] = "mask"
-    """A token over the cap is clamped to it, or leaves the loss."""
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            preset: str = ...,
+            group_size: int = ...,
+            groups_per_step: int = ...,
+            keep: object = ...,
+            advantage: object = ...,
+            discount: float = ...,
+            normalize_std: bool = ...,
+            policy_loss: object = ...,
+            clip_low: float = ...,
+            clip_high: float = ...,
+            correction: object = ...,
+            behavior_weight_cap: float = ...,
+            behavior_weight_mode: Literal["clamp", "mask"] = ...,
+            terms: object = ...,
+            aggregate: object = ...,
+            max_staleness: int = ...,
+            staleness_policy: Literal["wait", "mask", "drop"] = ...,
+        ) -> None: ...
+
+    @property
+    def slots(self) -> AlgorithmSlots:
+        """What fills the slots, with the defaults that depend on others."""
+        return filled(
+            keep=self.keep,
+            advantage=self.advantage,
+            policy_loss=self.policy_loss,
+            correction=self.correction,
+            terms=self.terms,
+            aggregate=self.aggregate,
+            group_size=self.group_size,
+        )
+
+    @property
+    def advantage_name(self) -> str:
+        """What fills `advantage`."""
+        return slot_name(self.advantage)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_slots(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        fields = dict(cast("dict[str, Any]", given))
+        preset = fields.pop("preset", None)
+        if preset is not None:
+            if preset not in PRESETS:
+                raise ValueError(f"algorithm.preset: there is no {preset!r}; expected {', '.join(PRESETS)}")
+        return _without_short_fields(fields, {} if preset is None else PRESETS[preset].fields)
+
+    @model_validator(mode="after")
+    def _check_slots(self) -> AlgorithmConfig:
+        _ = self.slots
+        return self
+
+
+def _without_short_fields(given: Mapping[str, Any], preset: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields that slots have: those of the preset, then those that were given, short ones in their slots."""
+    fields = {**preset, **given}
+    tables: dict[str, Mapping[str, Bundled]] = {"advantage": ADVANTAGES, "policy_loss": POLICY_LOSSES}
+    standard = {"advantage": "episode", "policy_loss": "ppo"}
+    for short, (slot, option, silent) in SHORT.items():
+        if short not in fields:
+            continue
+        number = fields.pop(short)
+        value = slot_value(f"algorithm.{slot}", fields.get(slot, standard[slot]), tables[slot])
+        bundled = tables[slot].get(slot_name(value))
+        if bundled is None or option not in bundled.options.model_fields:
+            if number == silent:
+                continue
+            takers = ", ".join(name for name, each in tables[slot].items() if option in each.options.model_fields)
+            raise ValueError(
+                f"algorithm.{short}: {slot} {slot_name(value)} has no option {option}; remove {short}, or choose one of {takers}"
+            )
+        if slot in given and not isinstance(value, str) and option in value[slot_name(value)]:
+            raise ValueError(f"algorithm.{short}: {slot} {slot_name(value)} has {option} of its own; remove one of the two")
+        fields[slot] = with_option(value, option, number)
+    short = {name: fields.pop(name) for name in SHORT_CORRECTION if name in fields}
+    if short:
+        parts = _correction(fields.get("correction", {}))
+        if "token" in parts and "correction" in given:
+            raise ValueError(
+                f"algorithm.{next(iter(short))}: correction has a part `token` of its own; remove one of the two"
+            )
+        mode, cap = short.get("behavior_weight_mode", "mask"), short.get("behavior_weight_cap")
+        if mode not in ("clamp", "mask"):
+            raise ValueError(f"algorithm.behavior_weight_mode: expected clamp or mask, got {mode!r}")
+        fields["correction"] = {**parts, "token": mode if cap is None else {mode: {"cap": cap}}}
+    return fields

@@ -1,31 +1,22 @@
-"""The decoupled PPO loss and its diagnostics.
+"""The ratios of a loss, and the diagnostics of its tokens.
 
-Invariant: the loss is a sum over tokens divided by a number that the caller gives, so it does not depend on how a minibatch
-is packed, padded, ordered or split into microbatches. Values outside `loss_mask` have no effect, even when they are NaN.
-
-Source: AReaL, arXiv 2505.24298, section 5; the separation of the policy that sampled from the centre of the trust region:
-Hilton et al., arXiv 2110.00641; the clipped objective: Schulman et al., arXiv 1707.06347, equation 7. With
-u = exp(current - proximal), w = exp(proximal - behavior) and N the loss tokens of the minibatch:
-
-    loss = - sum(loss_mask * w_capped * min(u * A, clip(u, 1 - clip_low, 1 + clip_high) * A)) / N
-
-w carries no gradient. Where behavior equals proximal, w is 1 and this is PPO, exactly; where current equals proximal too
-(one minibatch), the gradient is that of REINFORCE with the advantage as given. Every tensor here has one shape, [..]: packed
-[T] or padded [B, L]. Log-probs are in nats, at the temperature the token was sampled with.
+Invariant: diagnostics are sums and maxima over tokens, so they add up over microbatches and ranks. Every tensor here has one
+shape, [..]. Log-probs are in nats, at the temperature the token was sampled with. The separation of the policy that sampled
+from the center of the trust region: Hilton et al., arXiv 2110.00641; AReaL, arXiv 2505.24298, section 5.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from agentrl.algo.config import AlgorithmConfig
-from agentrl.errors import InvariantError
+from agentrl.algo.loss_batch import Metric
 
 MAX_LOG_RATIO = 60.0
 """Log ratios are clamped to +-60 before `exp`: exp(60) = 1e26 times an advantage is finite."""
@@ -50,14 +41,37 @@ class LossMetrics:
     """[len(SUMS)] float64."""
     maxima: Tensor
     """[len(MAXIMA)] float64; 0 without tokens."""
+    own: Mapping[str, Metric] = field(default_factory=dict[str, Metric])
+    """The metrics of slots, by `FUNCTION.NAME`."""
+    faults: Tensor | None = None
+    """[1 + functions] float64: microbatches with unusable inputs, and with unusable results of each function."""
+
+    def zeroed(self) -> LossMetrics:
+        """Return the diagnostics of no tokens, with the same names."""
+        own = {
+            name: Metric(
+                one.kind,
+                torch.full_like(one.value, -torch.inf) if one.kind == "maximum" else torch.zeros_like(one.value),
+                torch.zeros_like(one.count),
+            )
+            for name, one in self.own.items()
+        }
+        faults = None if self.faults is None else torch.zeros_like(self.faults)
+        return LossMetrics(sums=torch.zeros_like(self.sums), maxima=torch.zeros_like(self.maxima), own=own, faults=faults)
 
 
-class LossOutput(NamedTuple):
-    """The result of `decoupled_ppo_loss`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """Properties of tokens that only diagnostics read, [T] each."""
 
-    loss: Tensor
-    """Scalar float32 (float64 for float64 log-probs): the part of this microbatch; the parts add up to the loss."""
-    metrics: LossMetrics
+    fresh: Tensor | None = None
+    """bool: sampled by the proximal policy, so that its two log-probs should be equal."""
+    interrupted: Tensor | None = None
+    """bool: the weights had changed before it within its model call."""
+    ages: Tensor | None = None
+    """int: versions between the policy that sampled it and the trainer's."""
+    turns: Tensor | None = None
+    """int: number of its turn in the episode, from 0."""
 
 
 _TOTALS = (
@@ -122,57 +136,6 @@ def clipped_objective(ratio: Tensor, advantages: Tensor, clip_low: float, clip_h
     return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
 
-def decoupled_ppo_loss(
-    current_logprobs: Tensor,
-    proximal_logprobs: Tensor,
-    behavior_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    *,
-    num_loss_tokens: int,
-    config: AlgorithmConfig,
-    fresh: Tensor | None = None,
-    interrupted: Tensor | None = None,
-    ages: Tensor | None = None,
-    turns: Tensor | None = None,
-) -> LossOutput:
-    """Return the loss of one microbatch and its diagnostics; call backward on each, and step once per minibatch.
-
-    Args:
-        current_logprobs: float, under the weights being trained; the only argument that gets a gradient.
-        proximal_logprobs: float, under the weights just before the batch's first step.
-        behavior_logprobs: float, as the server reported them.
-        advantages: float.
-        loss_mask: bool.
-        num_loss_tokens: N, at least 1: the loss tokens of the minibatch, of which this may be a part.
-        config: clip and cap settings.
-        fresh: bool, tokens sampled by the proximal policy, whose two log-probs should be equal.
-        interrupted: bool, tokens before which the weights had changed within their model call.
-        ages: int, versions between the policy that sampled the token and the trainer's.
-        turns: int, number of the token's turn in its episode, from 0.
-    """
-    given = {"proximal": proximal_logprobs, "behavior": behavior_logprobs, "advantages": advantages, "loss_mask": loss_mask}
-    optional = {"fresh": fresh, "interrupted": interrupted, "ages": ages, "turns": turns}
-    given |= {name: tensor for name, tensor in optional.items() if tensor is not None}
-    _check_shapes(current_logprobs, given, num_loss_tokens)
-    # Unselected values become 0 before any arithmetic: 0 * NaN is NaN, and so is its gradient.
-    current = _selected(current_logprobs, loss_mask)
-    proximal = _selected(proximal_logprobs.detach(), loss_mask)
-    behavior = _selected(behavior_logprobs.detach(), loss_mask)
-    advantages = _selected(advantages.detach(), loss_mask)
-    ratio = importance_ratio(current, proximal)
-    weights = behavior_weights(proximal, behavior, config.behavior_weight_cap, config.behavior_weight_mode)
-    objective = clipped_objective(ratio, advantages, config.clip_low, config.clip_high)
-    loss = -(weights.capped * objective * loss_mask).sum() / num_loss_tokens
-    with torch.no_grad():
-        sides = _sides(ratio, advantages, loss_mask, weights.over, config)
-        flags = _flags(loss_mask, fresh, interrupted)
-        surprise = {"weighted_surprise": weights.raw * -proximal}
-        more = sides | surprise | flags
-        metrics = _measure(loss_mask, proximal - behavior, weights.raw, ratio, more, loss, ages=ages, turns=turns)
-    return LossOutput(loss=loss, metrics=metrics)
-
-
 def combine(metrics: Sequence[LossMetrics]) -> dict[str, float]:
     """Return the diagnostics of all tokens of several microbatches, or of several steps. One transfer from the device.
 
@@ -183,10 +146,57 @@ def combine(metrics: Sequence[LossMetrics]) -> dict[str, float]:
     """
     if not metrics:
         return {}
-    sums_tensor = torch.stack([one.sums for one in metrics]).sum(0)
-    maxima_tensor = torch.stack([one.maxima for one in metrics]).amax(0)
-    flat: list[float] = torch.cat([sums_tensor, maxima_tensor]).tolist()
-    return _described(dict(zip(SUMS, flat, strict=False)), dict(zip(MAXIMA, flat[len(SUMS) :], strict=True)))
+    total = added(metrics)
+    own = list(total.own.values())
+    numbers = [number for one in own for number in (one.value, one.count)]
+    flat: list[float] = torch.cat([total.sums, total.maxima, *(number.reshape(1) for number in numbers)]).tolist()
+    described = _described(dict(zip(SUMS, flat, strict=False)), dict(zip(MAXIMA, flat[len(SUMS) :], strict=False)))
+    rest = flat[len(SUMS) + len(MAXIMA) :]
+    for name, one, value, count in zip(total.own, own, rest[::2], rest[1::2], strict=True):
+        if one.kind == "maximum" and math.isfinite(value):
+            described[f"by_slot.{name}"] = value
+        elif one.kind == "mean" and count:
+            described[f"by_slot.{name}"] = value / count
+    return described
+
+
+def added(metrics: Sequence[LossMetrics]) -> LossMetrics:
+    """Return the diagnostics of the tokens of several microbatches, at least one, whose slots have the same metrics."""
+    first = metrics[0]
+    own: dict[str, Metric] = {}
+    for name, one in first.own.items():
+        values = torch.stack([each.own[name].value for each in metrics])
+        counts = torch.stack([each.own[name].count for each in metrics])
+        own[name] = Metric(one.kind, values.amax(0) if one.kind == "maximum" else values.sum(0), counts.sum(0))
+    faults = None
+    if first.faults is not None:
+        faults = torch.stack([each.faults for each in metrics if each.faults is not None]).sum(0)
+    return LossMetrics(
+        sums=torch.stack([one.sums for one in metrics]).sum(0),
+        maxima=torch.stack([one.maxima for one in metrics]).amax(0),
+        own=own,
+        faults=faults,
+    )
+
+
+def over_ranks(metrics: LossMetrics, add: Callable[[Tensor], Tensor], maximum: Callable[[Tensor], Tensor]) -> LossMetrics:
+    """Return the diagnostics of all ranks together; `add` and `maximum` exchange a tensor, and every rank must call it."""
+    means = [name for name, one in metrics.own.items() if one.kind == "mean"]
+    peaks = [name for name, one in metrics.own.items() if one.kind == "maximum"]
+    faults = metrics.sums.new_zeros(0) if metrics.faults is None else metrics.faults
+    parts = [torch.stack([metrics.own[name].value, metrics.own[name].count]) for name in means]
+    sums = add(torch.cat([metrics.sums, faults, *parts]))
+    maxima = maximum(torch.cat([metrics.maxima, *(metrics.own[name].value.reshape(1) for name in peaks)]))
+    head, after, rest = sums.split([len(metrics.sums), len(faults), 2 * len(means)])
+    own = {name: Metric("mean", *pair.unbind()) for name, pair in zip(means, rest.reshape(-1, 2), strict=True)}
+    zero = maxima.new_zeros(())
+    own |= {name: Metric("maximum", value, zero) for name, value in zip(peaks, maxima[len(MAXIMA) :], strict=True)}
+    return LossMetrics(
+        sums=head,
+        maxima=maxima[: len(MAXIMA)],
+        own={name: own[name] for name in metrics.own},
+        faults=None if metrics.faults is None else after,
+    )
 
 
 def _described(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[str, float]:
@@ -219,53 +229,56 @@ def _described(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[s
     return combined | _breakdown_figures(sums)
 
 
-def _sides(ratio: Tensor, advantages: Tensor, mask: Tensor, over: Tensor, config: AlgorithmConfig) -> dict[str, Tensor]:
-    positive, negative = mask & (advantages > 0), mask & (advantages < 0)
-    return {
-        "positive": positive,
-        "negative": negative,
-        "clipped_positive": positive & (ratio > 1 + config.clip_high),
-        "clipped_negative": negative & (ratio < 1 - config.clip_low),
-        "capped_positive": positive & over,
-        "capped_negative": negative & over,
-    }
-
-
-def _flags(mask: Tensor, fresh: Tensor | None, interrupted: Tensor | None) -> dict[str, Tensor]:
-    young = torch.zeros_like(mask) if fresh is None else fresh & mask
-    cut = torch.zeros_like(mask) if interrupted is None else interrupted & mask
-    return {"fresh": young, "interrupted": cut, "interrupted_fresh": cut & young}
-
-
-def _measure(
-    mask: Tensor,
-    log_weight: Tensor,
-    weight: Tensor,
-    ratio: Tensor,
-    more: dict[str, Tensor],
-    loss: Tensor,
+def measure(
     *,
-    ages: Tensor | None,
-    turns: Tensor | None,
+    log_weight: Tensor,
+    proximal: Tensor,
+    ratio: Tensor,
+    advantages: Tensor,
+    clipped: Tensor | None,
+    capped: Tensor | None,
+    loss: Tensor,
+    marks: Marks,
 ) -> LossMetrics:
+    """Return the diagnostics of [T] tokens.
+
+    `log_weight` is proximal - behavior, and `ratio` current / proximal. `clipped` and `capped` are bool: the tokens whose
+    loss or weight is limited; None: none is.
+    """
+    weight = log_weight.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     difference = log_weight.abs()
+    none = torch.zeros_like(log_weight, dtype=torch.bool)
+    positive, negative = advantages > 0, advantages < 0
+    clipped = none if clipped is None else clipped
+    capped = none if capped is None else capped
+    fresh = none if marks.fresh is None else marks.fresh
+    interrupted = none if marks.interrupted is None else marks.interrupted
     terms = {
-        "tokens": mask,
+        "tokens": ~none,
         "k1": -log_weight,
         "k3": torch.expm1(log_weight.clamp(max=MAX_LOG_RATIO)) - log_weight,
-        "weight": weight * mask,
-        "weight_squared": weight.double().square() * mask,
+        "weight": weight,
+        "weight_squared": weight.double().square(),
         "difference": difference,
-        "fresh_difference": difference * more["fresh"],
-        "interrupted_fresh_difference": difference * more["interrupted_fresh"],
-        **more,
+        "positive": positive,
+        "negative": negative,
+        "clipped_positive": positive & clipped,
+        "clipped_negative": negative & clipped,
+        "capped_positive": positive & capped,
+        "capped_negative": negative & capped,
+        "fresh": fresh,
+        "fresh_difference": difference * fresh,
+        "interrupted": interrupted,
+        "interrupted_fresh": interrupted & fresh,
+        "interrupted_fresh_difference": difference * (interrupted & fresh),
+        "weighted_surprise": weight * -proximal,
     }
-    zero = torch.zeros((), dtype=torch.float64, device=mask.device)
+    zero = torch.zeros((), dtype=torch.float64, device=log_weight.device)
     totals = {name: term.sum(dtype=torch.float64) for name, term in terms.items()} | {"loss": loss.double()}
-    peaks = {"ratio": ratio * mask} | {name: terms[name] for name in MAXIMA if name != "ratio"}
+    peaks = {"ratio": ratio} | {name: terms[name] for name in MAXIMA if name != "ratio"}
     return LossMetrics(
-        sums=torch.cat([torch.stack([totals[name] for name in _TOTALS]), _breakdown_sums(terms, ages, turns)]),
-        maxima=torch.stack([peaks[name].amax().double() if mask.numel() else zero for name in MAXIMA]),
+        sums=torch.cat([torch.stack([totals[name] for name in _TOTALS]), _breakdown_sums(terms, marks.ages, marks.turns)]),
+        maxima=torch.stack([peaks[name].amax().double() if ratio.numel() else zero for name in MAXIMA]),
     )
 
 
@@ -306,21 +319,3 @@ def _bucket_sums(terms: Mapping[str, Tensor], names: Sequence[str], numbers: Ten
     bucket = torch.bucketize(numbers.reshape(-1).long(), bounds, right=True) - 1
     members = (bucket[:, None] == torch.arange(len(starts), device=device)).double()
     return (torch.stack([terms[name].reshape(-1).double() for name in names]) @ members).reshape(-1)
-
-
-def _selected(values: Tensor, mask: Tensor) -> Tensor:
-    """Return `values` in at least float32, 0 where `mask` is False."""
-    wide = values if values.dtype == torch.float64 else values.float()
-    return torch.where(mask, wide, 0.0)
-
-
-def _check_shapes(current: Tensor, given: dict[str, Tensor], num_loss_tokens: int) -> None:
-    if num_loss_tokens < 1:
-        raise InvariantError(
-            f"expected num_loss_tokens of at least 1, got {num_loss_tokens}; a batch without any is skipped"
-        )
-    for name, tensor in given.items():
-        if tensor.shape != current.shape:
-            raise InvariantError(f"expected {name} of the shape of current, {[*current.shape]}, got {[*tensor.shape]}")
-    if given["loss_mask"].dtype != torch.bool:
-        raise InvariantError(f"expected a loss_mask of bool, got {given['loss_mask'].dtype}")

@@ -5,13 +5,25 @@ Invariant: a slot names its function and never holds it, so the driver reads the
 
 from __future__ import annotations
 
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Generic, Literal, TypeAlias, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
 
 from agentrl.config.base import Config
+from agentrl.errors import ConfigError
+from agentrl.user_code import import_user_object
 
-Need: TypeAlias = Literal["entropy", "reference", "values", "batch"]
-"""A thing that is computed only where a slot needs it; `batch`: all groups of a step at once."""
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+Need: TypeAlias = Literal["entropy", "reference", "values"]
+"""A thing that is computed only where a slot needs it."""
+SlotValue: TypeAlias = str | dict[str, dict[str, object]]
+"""A function, as the run file names it, or with options: `{name: {option: value}}`."""
 
 
 class NoOptions(Config):
@@ -31,5 +43,196 @@ class Bundled:
     needs: frozenset[Need] = frozenset()
     dense: bool = False
     """Whether tokens of advantage 0 have a gradient."""
-    corrects: bool = False
-    """Whether a policy loss weighs tokens by current / behavior itself, so that a correction beside it counts twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A filled slot; the options of a bundled function are valid, those of a user's one are checked where it is loaded."""
+
+    field: str
+    """The run file's field, for messages."""
+    name: str
+    """A bundled name, or `module:function`."""
+    given: Mapping[str, object]
+    """The options that were given."""
+    bundled: Bundled | None
+    """None: the function is a user's."""
+
+    @property
+    def function(self) -> str:
+        return self.name if self.bundled is None else self.bundled.function
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return frozenset() if self.bundled is None else self.bundled.needs
+
+    @property
+    def formula(self) -> str:
+        """The formula of one token, with the options in force."""
+        if self.bundled is None:
+            return f"{self.name}({', '.join(f'{key}={value}' for key, value in self.given.items())})"
+        options = self.bundled.options.model_validate(dict(self.given))
+        return (self.bundled.formula or self.name).format(**dict(options))
+
+    def has_option(self, name: str) -> bool:
+        return self.bundled is not None and name in self.bundled.options.model_fields
+
+    def load(self, kind: type[Result]) -> Loaded[Result]:
+        """Import the function, whose results are of `kind`, and make its options.
+
+        Raises:
+            ConfigError: there is no such function, or it does not take these options.
+        """
+        found = import_user_object(self.function, self.field)
+        if not callable(found):
+            raise ConfigError(f"{self.field}: {self.function} is no function but a {type(found).__name__}")
+        function = cast("Callable[..., Result]", found)
+        takes = _parameters(self, function)
+        model = self.bundled.options if self.bundled is not None else _options_model(self, function, takes)
+        options = _validated(self.field, self.name, model, self.given)
+        return Loaded(slot=self, function=function, options=options, takes_options=len(takes) > 1, kind=kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded(Generic[Result_co]):
+    """A function of a slot, ready to be called."""
+
+    slot: Slot
+    function: Callable[..., Result_co]
+    options: BaseModel
+    takes_options: bool
+    kind: type[Result_co]
+
+    @property
+    def where(self) -> str:
+        """The beginning of a message about the function."""
+        return f"{self.slot.field}: {self.slot.name}"
+
+    def option(self, name: str, default: float) -> float:
+        found: object = getattr(self.options, name, None)
+        return float(found) if isinstance(found, int | float) else default
+
+    def __call__(self, subject: object, *more: object) -> Result_co:
+        """Return the function's result for a batch or a group.
+
+        Raises:
+            ConfigError: the function raised, or returned something else than `kind`.
+        """
+        arguments = (subject, self.options, *more) if self.takes_options else (subject,)
+        try:
+            result = self.function(*arguments)
+        except Exception as error:
+            raise ConfigError(f"{self.where} raised {type(error).__name__}: {error}; fix the function") from error
+        if not isinstance(result, self.kind):
+            raise ConfigError(f"{self.where} returned a {type(result).__name__}; return a {self.kind.__name__}")
+        return result
+
+
+def slot_of(field: str, value: SlotValue, table: Mapping[str, Bundled]) -> Slot:
+    """Return the slot that `value` fills from `table`.
+
+    Raises:
+        ValueError: there is no such name, or the options do not fit.
+    """
+    name, given = (value, {}) if isinstance(value, str) else next(iter(value.items()))
+    bundled = table.get(name)
+    if bundled is None and ":" not in name:
+        raise ValueError(f"{field}: there is no {name!r}; expected {', '.join(table)}, or module:function of your own")
+    if bundled is not None:
+        try:
+            _validated(field, name, bundled.options, given)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+    return Slot(field=field, name=name, given=given, bundled=bundled)
+
+
+def slot_value(field: str, given: object, table: Mapping[str, Bundled], main: str | None = None) -> SlotValue:
+    """Return what a run file gives for a slot in its one form; a bare value is the option `main`, or the first one."""
+    if isinstance(given, str) and given:
+        return given
+    pairs = list(cast("dict[str, object]", given).items()) if isinstance(given, dict) else []
+    if len(pairs) != 1:
+        raise ValueError(f"{field}: expected a name, or {{name: {{option: value}}}} with one name, got {given!r}")
+    [(name, options)] = pairs
+    if options is None or options == {}:
+        return name
+    if isinstance(options, dict):
+        return {name: dict(cast("dict[str, object]", options))}
+    first = main or (next(iter(table[name].options.model_fields), None) if name in table else None)
+    if first is None:
+        raise ValueError(f"{field}: {name} has no option that {options!r} could be; give {{{name}: {{option: value}}}}")
+    return {name: {first: options}}
+
+
+def with_option(value: SlotValue, option: str, given: object) -> SlotValue:
+    """Return `value` with one option more."""
+    name, options = (value, {}) if isinstance(value, str) else next(iter(value.items()))
+    return {name: {**options, option: given}}
+
+
+def slot_name(value: SlotValue) -> str:
+    """Return the name of the function that fills a slot."""
+    return value if isinstance(value, str) else next(iter(value))
+
+
+def load_without_torch(slot: Slot, kind: type[Result]) -> Loaded[Result]:
+    """Load a function that runs in the driver.
+
+    Raises:
+        ConfigError: as `Slot.load`, or its module imports torch.
+    """
+    before = "torch" in sys.modules
+    loaded = slot.load(kind)
+    module = sys.modules[slot.function.partition(":")[0]]
+    names = [name for name, value in vars(module).items() if _is_of_torch(value)]
+    if names or ("torch" in sys.modules and not before):
+        raise ConfigError(
+            f"{slot.field}: {slot.name} runs in the driver, which has no torch, but its module imports it"
+            f"{f' ({names[0]})' if names else ''}; use numpy, and keep losses in another module"
+        )
+    return loaded
+
+
+def _is_of_torch(value: object) -> bool:
+    module = getattr(value, "__name__", "") if inspect.ismodule(value) else getattr(value, "__module__", "")
+    return isinstance(module, str) and module.partition(".")[0] == "torch"
+
+
+def _parameters(slot: Slot, function: Callable[..., object]) -> list[inspect.Parameter]:
+    try:
+        every = list(inspect.signature(function, eval_str=False).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{slot.field}: {slot.name} has no signature: {error}; give a plain function") from error
+    positional = [each for each in every if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if not positional:
+        raise ConfigError(f"{slot.field}: {slot.name} takes no argument; expected {slot.name}(batch or group, options)")
+    return positional
+
+
+def _options_model(slot: Slot, function: Callable[..., object], parameters: list[inspect.Parameter]) -> type[BaseModel]:
+    if len(parameters) < 2:
+        return NoOptions
+    try:
+        model = typing.get_type_hints(function).get(parameters[1].name)
+    except Exception as error:
+        raise ConfigError(f"{slot.field}: the annotations of {slot.name} cannot be read: {error}") from error
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise ConfigError(
+            f"{slot.field}: annotate the parameter {parameters[1].name!r} of {slot.name} with the pydantic model of its "
+            f"options, got {model!r}"
+        )
+    return model
+
+
+def _validated(field: str, name: str, model: type[BaseModel], given: Mapping[str, object]) -> BaseModel:
+    unknown = [key for key in given if key not in model.model_fields]
+    if unknown:
+        known = ", ".join(model.model_fields) or "none"
+        raise ConfigError(f"{field}: {name} has no option {unknown[0]!r}; its options: {known}")
+    try:
+        return model.model_validate(dict(given))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join([name, *map(str, first["loc"])])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{field}: {where}: {message[0].lower()}{message[1:]}, got {first['input']!r}") from None

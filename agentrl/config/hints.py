@@ -44,9 +44,10 @@ OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     "algorithm.groups_per_step": (
         *("batch_size", "global_batch_size", "prompts_per_step", "rollout_batch_size", "train_batch_size"),
     ),
-    "algorithm.advantage": ("adv_estimator", "advantage_estimator", "advantage_type"),
-    "algorithm.discount": ("discount_factor", "gamma"),
-    "algorithm.normalize_std": ("adv_norm", "norm_adv", "normalize_advantages", "scale_rewards", "whiten_advantages"),
+    "algorithm.advantage": (
+        *("adv_estimator", "advantage_estimator", "advantage_type", "adv_norm", "norm_adv", "normalize_advantages"),
+        *("discount_factor", "gamma", "scale_rewards", "whiten_advantages"),
+    ),
     "algorithm.max_staleness": (
         *(
             "async_level",
@@ -57,24 +58,29 @@ OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
             "staleness",
         ),
     ),
-    "algorithm.clip_low": (
+    "algorithm.policy_loss": (
         *("clip_eps", "clip_epsilon", "clip_range", "clip_ratio", "clip_ratio_low", "cliprange", "eps_clip", "epsilon"),
+        *("clip_higher", "clip_ratio_high", "eps_clip_high", "eps_clip_higher", "epsilon_high", "loss_mode", "loss_type"),
+        *("importance_sampling_level", "policy_loss_fn"),
     ),
-    "algorithm.clip_high": ("clip_higher", "clip_ratio_high", "eps_clip_high", "eps_clip_higher", "epsilon_high"),
-    "algorithm.behavior_weight_cap": (
-        "behav_imp_weight_cap",
-        "is_cap",
-        "rollout_is_threshold",
-        "tis_cap",
-        "tis_imp_ratio_cap",
+    "algorithm.correction": (
+        *("behav_imp_weight_cap", "is_cap", "rollout_is_threshold", "tis_cap", "tis_imp_ratio_cap"),
+        "rollout_is",
     ),
+    "algorithm.terms": (
+        *("beta", "init_kl_coef", "kl_beta", "kl_coef", "kl_coeff", "kl_ctl", "kl_loss_coef", "kl_penalty", "ref_model"),
+        *("ent_coef", "entropy_coef", "entropy_coeff", "entropy_loss_coef"),
+    ),
+    "algorithm.aggregate": ("loss_agg_mode", "loss_aggregation"),
+    "algorithm.keep": ("dynamic_sampling", "filter_groups", "max_num_gen_batches"),
     "trainer.lr": ("actor_lr", "learning_rate", "max_lr", "peak_lr"),
     "trainer.betas": ("adam_beta1", "adam_beta2", "adam_betas"),
     "trainer.weight_decay": ("wd",),
     "trainer.warmup_steps": ("lr_warmup_steps", "num_warmup_steps", "warmup", "warmup_ratio"),
     "trainer.schedule": ("lr_schedule", "lr_scheduler", "lr_scheduler_type", "scheduler"),
     "trainer.max_grad_norm": ("clip_grad", "clip_grad_norm", "grad_clip", "gradient_clipping", "max_norm"),
-    "trainer.minibatches": ("mini_batch_size", "num_iterations", "ppo_epochs", "ppo_mini_batch_size", "ppo_n_minibatches"),
+    "trainer.minibatches": ("mini_batch_size", "ppo_mini_batch_size", "ppo_n_minibatches"),
+    "trainer.epochs": ("num_iterations", "ppo_epochs"),
     "trainer.microbatch_tokens": (
         *("gradient_accumulation_steps", "max_tokens_per_mb", "micro_batch_size", "per_device_train_batch_size"),
         *("ppo_max_token_len_per_gpu", "ppo_micro_batch_size"),
@@ -98,12 +104,6 @@ OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
 """Words of other frameworks, by the field of agentrl that does the same."""
 
 MISSING: Mapping[str, tuple[str, ...]] = {
-    "the loss has no KL penalty; algorithm.clip_low and algorithm.clip_high bound each step": (
-        *("beta", "init_kl_coef", "kl_beta", "kl_coef", "kl_coeff", "kl_ctl", "kl_loss_coef", "kl_penalty", "ref_model"),
-    ),
-    "the loss has no entropy bonus; algorithm.clip_high above algorithm.clip_low keeps exploration": (
-        *("ent_coef", "entropy_coef", "entropy_coeff", "entropy_loss_coef"),
-    ),
     "all weights are trained; agentrl has no adapters": ("lora", "lora_alpha", "lora_r", "lora_rank", "peft", "use_lora"),
     "there is no critic; the mean of a group is the baseline (algorithm.group_size)": (
         *("critic", "critic_lr", "gae_lambda", "value_lr", "vf_coef"),

@@ -233,8 +233,6 @@ def _training_problems(config: RunConfig) -> list[str]:
         )
     if rollout.incomplete_group == "drop" and "min_group_size" in rollout.model_fields_set:
         problems.append("rollout.min_group_size: applies to incomplete_group: keep; set that, or remove it")
-    if algorithm.discount != 1.0 and algorithm.advantage != "turn":
-        problems.append("algorithm.discount: only the turn advantage discounts; set algorithm.advantage: turn, or remove it")
     if config.engine.eval_every and config.tasks.held_out is None:
         problems.append(
             "engine.eval_every: there are no held-out tasks; set tasks.eval_path, tasks.eval_factory_args or tasks.eval"
@@ -300,6 +298,7 @@ def _explain(detail: ErrorDetails) -> list[str]:
         return [f"{where}: required, but missing"]
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "value_error":
-        return [f"{where}: {line}" if where else line for line in message.split("\n")]
+        named = (f"{where}.", f"{where}:")  # the message has the field already
+        return [line if not where or line.startswith(named) else f"{where}: {line}" for line in message.split("\n")]
     got = detail["input"]
     return [f"{where}: {message[0].lower()}{message[1:]}, got {type(got).__name__} {got!r}"]

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agentrl.algo.advantage import advantages, token_advantages
+from agentrl.algo.advantage import batch_advantages, token_advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.episode.summary import episode_metrics, history_counts, staleness_metrics, trained_record, uniform_outcome
 from agentrl.errors import StaleDataError
 from agentrl.tokens.verify import trained_digests, verify
 from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
-from agentrl.types import Float32Array, Group, Int32Array, Sample
+from agentrl.types import Float32Array, Group, Int32Array, Sample, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,10 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
     masked = zero_variance = 0
     uniform = {"right": 0, "wrong": 0}
     by_turn: list[tuple[float, ...]] = []
-    for group in groups:
-        branches = [verify(episode) for episode in group.episodes]
-        estimate = advantages(group, algorithm)
+    dense = algorithm.slots.dense
+    verified = [[verify(episode) for episode in group.episodes] for group in groups]
+    names = _Names(groups)
+    for group, branches, estimate in zip(groups, verified, batch_advantages(groups, algorithm), strict=True):
         zero_variance += estimate.zero_variance
         if estimate.zero_variance and (outcome := uniform_outcome(group.episodes)):
             uniform[outcome] += 1
@@ -64,13 +65,15 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
                 sample, over_age = _within_bound(branch, group, version, algorithm)
                 masked += over_age
                 if sample.loss_mask.any():
-                    samples.append(TrainSample(sample=sample, advantages=token_advantages(sample, per_turn)))
+                    samples.append(names.train_sample(sample, group, episode, token_advantages(sample, per_turn)))
                     episode_ids.append(episode.episode_id)
                     staleness.append(version - sample.token_versions[sample.loss_mask])
     ages = np.concatenate(staleness) if staleness else np.empty(0, np.int32)
     episodes = [episode for group in groups for episode in group.episodes]
     return PreparedBatch(
-        batch=TrainBatch(samples=tuple(samples), policy_version=version),
+        batch=TrainBatch(
+            samples=tuple(samples), policy_version=version, roles=tuple(names.roles), players=tuple(names.players)
+        ),
         metrics={
             **episode_metrics(episodes),
             **staleness_metrics(ages),
@@ -84,10 +87,31 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
         },
         staleness=ages,
         masked_tokens=masked,
-        skip="no_tokens" if not samples else "zero_variance" if zero_variance == len(groups) else None,
+        skip="no_tokens" if not samples else "zero_variance" if zero_variance == len(groups) and not dense else None,
         episode_ids=tuple(episode_ids),
         advantages=tuple(by_turn),
     )
+
+
+class _Names:
+    """The roles and players of a batch, by which losses tell turns apart."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        turns = [turn for group in groups for episode in group.episodes for turn in episode.turns]
+        self.roles = sorted({turn.role for turn in turns}) or [""]
+        self.players = sorted({turn.player for turn in turns}) or [""]
+
+    def train_sample(self, sample: Sample, group: Group, episode: Trajectory, advantages: Float32Array) -> TrainSample:
+        roles = np.array([self.roles.index(turn.role) for turn in episode.turns], np.int32)
+        players = np.array([self.players.index(turn.player) for turn in episode.turns], np.int32)
+        return TrainSample(
+            sample=sample,
+            advantages=advantages,
+            group=group.index,
+            episode_return=episode.episode_return,
+            roles=roles[sample.turn_index] if len(self.roles) > 1 else None,
+            players=players[sample.turn_index] if len(self.players) > 1 else None,
+        )
 
 
 def trained_records(

@@ -145,7 +145,7 @@ class SkippedSteps:
             )
 
     def _warn_of_turn_rewards(self, groups: Sequence[Group]) -> None:
-        if self._saw_turn_rewards or self._algorithm.advantage != "episode":
+        if self._saw_turn_rewards or self._algorithm.advantage_name != "episode":
             return
         for episode in (episode for group in groups for episode in group.episodes):
             if _has_turn_rewards(episode) and episode.advantage is None:
@@ -171,7 +171,7 @@ def _equal_returns(groups: Sequence[Group], algorithm: AlgorithmConfig) -> str:
     if all(episode.advantage is not None for episode in episodes):
         return "score_group gave each of their members the advantage 0: look at its scores, or use harder or easier tasks"
     returns = np.array([episode.episode_return for episode in episodes])
-    if algorithm.advantage == "episode" and any(_has_turn_rewards(episode) for episode in episodes):
+    if algorithm.advantage_name == "episode" and any(_has_turn_rewards(episode) for episode in episodes):
         total = f"{returns[0]:g}" if np.ptp(returns) < 1e-9 else "the same number"
         return f"turn rewards sum to {total} within each episode: try algorithm.advantage: turn"
     if np.ptp(returns) > 1e-9:

@@ -59,7 +59,7 @@ def missing_here(plan: Plan) -> list[str]:
 
 def reward_warnings(config: RunConfig) -> list[str]:
     """Return a warning where the workflow rewards single turns and the estimator gives every turn the whole return."""
-    if config.algorithm.advantage != "episode":
+    if config.algorithm.advantage_name != "episode":
         return []
     module, _, name = config.workflow.partition(":")
     try:

@@ -201,29 +201,28 @@ def _episodes(config: RunConfig) -> str:
 
 
 def _batch(config: RunConfig) -> str:
-    algorithm = config.algorithm
+    algorithm, slots, trainer = config.algorithm, config.algorithm.slots, config.trainer
+    steps = trainer.minibatches * trainer.epochs
+    most = "" if slots.max_groups_per_step is None else f", {slots.max_groups_per_step} played for a batch at most"
+    kept = "" if slots.keep.name == "all" else f" ({slots.keep.formula}{most})"
+    epochs = "" if trainer.epochs == 1 else f" in {trainer.epochs} passes"
     return (
-        f"{algorithm.groups_per_step} groups of {algorithm.group_size} episodes, {config.trainer.minibatches} optimizer "
-        f"step(s) a batch, {config.engine.steps} batches"
+        f"{algorithm.groups_per_step} groups of {algorithm.group_size} episodes{kept}, {steps} optimizer step(s) a "
+        f"batch{epochs}, {config.engine.steps} batches"
     )
 
 
 def _advantage(config: RunConfig) -> str:
-    algorithm = config.algorithm
-    rule = {
-        "episode": "episode return minus group mean, for every token",
-        "turn": f"return-to-go of each turn (discount {algorithm.discount:g}) minus the other episodes' mean",
-    }[algorithm.advantage]
-    return f"{algorithm.advantage}: {rule}{', divided by the group deviation' if algorithm.normalize_std else ''}"
+    slot = config.algorithm.slots.advantage
+    return f"{slot.name}: {slot.formula}"
 
 
 def _loss(config: RunConfig) -> str:
-    algorithm = config.algorithm
-    clip = f"ratios clipped to [{1 - algorithm.clip_low:g}, {1 + algorithm.clip_high:g}]"
-    if config.trainer.minibatches == 1:
-        clip = "1 minibatch: the ratio is always 1 and clipping never acts"
-    weight = f"behavior weight always applied, {algorithm.behavior_weight_mode} above {algorithm.behavior_weight_cap:g}"
-    return f"decoupled PPO, {clip}, {weight}; AdamW lr {config.trainer.lr:g}"
+    slots, trainer = config.algorithm.slots, config.trainer
+    passes = f"{trainer.minibatches * trainer.epochs} optimizer step(s) around {slots.proximal.formula}"
+    if trainer.minibatches * trainer.epochs == 1 and slots.recomputes_proximal:
+        passes = "1 minibatch: r is always 1 and clipping never acts"
+    return f"{slots.formula}; {passes}; AdamW lr {trainer.lr:g}"
 
 
 def _staleness_rule(config: RunConfig) -> str:

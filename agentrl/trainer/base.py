@@ -22,6 +22,14 @@ class TrainSample:
     sample: Sample
     advantages: Float32Array
     """[L] float32; 0 where not trained."""
+    group: int = 0
+    """Admission number of its group."""
+    episode_return: float = 0.0
+    """The return of its episode."""
+    roles: Int32Array | None = None
+    """[L] int32: index into `TrainBatch.roles`; None: 0 everywhere."""
+    players: Int32Array | None = None
+    """[L] int32: index into `TrainBatch.players`; None: 0 everywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +39,10 @@ class TrainBatch:
     samples: tuple[TrainSample, ...]
     policy_version: int
     """Version of the weights before the step; the proximal policy."""
+    roles: tuple[str, ...] = ("",)
+    """Names of the roles of its turns, sorted."""
+    players: tuple[str, ...] = ("",)
+    """Names of the players of its turns, sorted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

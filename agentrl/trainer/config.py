@@ -86,6 +86,8 @@ class TrainerConfig(Config):
     minibatches: int = Field(default=2, ge=1)
     """Optimizer steps per batch, each on samples drawn by the seed; the proximal log-probs are those before the first. With
     1, the ratio is always 1 and clipping never acts."""
+    epochs: int = Field(default=1, ge=1, le=64)
+    """Passes over a batch; each splits it into minibatches anew, and all clip around the weights before the first."""
     microbatch_tokens: int = Field(default=4096, ge=1)
     """Tokens, padding included, of one forward pass; affects memory, never the result."""
     gradient_checkpointing: bool = False

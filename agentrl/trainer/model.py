@@ -10,7 +10,7 @@ Legend: B sequences of a microbatch, T its longest length, n trained tokens, V v
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, cast
@@ -59,6 +59,18 @@ class Microbatch:
     """[n] int64: the wanted tokens."""
     temperatures: Tensor | None
     """[n] float32: sampling temperature of each wanted token; None where all are 1."""
+    entropy: bool = False
+    """Whether a forward pass computes entropies too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutputs:
+    """The result of a forward pass for the wanted tokens."""
+
+    logprobs: Tensor
+    """[n] float32 nats."""
+    entropy: Tensor | None
+    """[n] float32 nats: of the whole distribution at the token's temperature; None where it was not asked for."""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -143,7 +155,12 @@ class PolicyModel:
         return frozenset(name for name, parameter in self.parameters.items() if id(parameter) in rows)
 
     def microbatch(
-        self, sequences: Sequence[Int32Array], masks: Sequence[BoolArray], temperatures: Sequence[Float32Array] | None = None
+        self,
+        sequences: Sequence[Int32Array],
+        masks: Sequence[BoolArray],
+        temperatures: Sequence[Float32Array] | None = None,
+        *,
+        entropy: bool = False,
     ) -> Microbatch:
         """Return `sequences`, [L] int32 each, padded for one forward pass; wanted are the tokens of the `masks`, [L] bool.
 
@@ -170,6 +187,7 @@ class PolicyModel:
             positions=torch.from_numpy(joined).to(self.device),
             targets=torch.from_numpy(padded.reshape(-1)[joined + 1]).to(self.device),
             temperatures=wanted,
+            entropy=entropy,
         )
 
     def check_ids(self, sequences: Sequence[NDArray[np.int32] | NDArray[np.int64]]) -> None:
@@ -179,10 +197,15 @@ class PolicyModel:
 
     def logprobs(self, batch: Microbatch) -> Tensor:
         """Return [n] float32 log-probs, nats, of the wanted tokens under the current weights; differentiable."""
+        return self.outputs(replace(batch, entropy=False)).logprobs
+
+    def outputs(self, batch: Microbatch) -> TokenOutputs:
+        """Return what `logprobs` does, and the entropies if the batch asks for them; differentiable."""
         values = self._forward(batch)
         if not torch.is_grad_enabled():
             self._reshard()
-        return values
+        logprobs, entropy = values if batch.entropy else (values, None)
+        return TokenOutputs(logprobs=logprobs, entropy=entropy)
 
     def _reshard(self) -> None:
         if isinstance(self.module, FSDPModule):
@@ -193,26 +216,36 @@ class PolicyModel:
         if self._cut is not None:
             return self._cut_logprobs(batch, self._cut)
         hidden = self._base(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        return self._head_logprobs(hidden, batch.positions, batch.targets, batch.temperatures)
+        return self._head_values(hidden, batch.positions, batch.targets, batch.temperatures, entropy=batch.entropy)
 
     def _cut_logprobs(self, batch: Microbatch, cut: SequenceCut) -> Tensor:
         ids, places = cut.own_tokens(batch.input_ids)
         outputs = self._base(input_ids=ids, position_ids=places, use_cache=False, sequence_group=cut.group)
         own, positions = cut.own_wanted(batch.positions, batch.input_ids.shape[1])
         temperatures = None if batch.temperatures is None else batch.temperatures[own]
-        values = self._head_logprobs(outputs.last_hidden_state, positions, batch.targets[own], temperatures)
+        values = self._head_values(
+            outputs.last_hidden_state, positions, batch.targets[own], temperatures, entropy=batch.entropy
+        )
+        if batch.entropy:
+            return torch.stack([cut.gathered(row, own, len(batch.targets)) for row in values])
         return cut.gathered(values, own, len(batch.targets))
 
-    def _head_logprobs(self, hidden: Tensor, positions: Tensor, targets: Tensor, temperatures: Tensor | None) -> Tensor:
-        """Return [n] log-probs of `targets` from [B, T, D] hidden states at `positions`, in slices of `max_logits`."""
+    def _head_values(
+        self, hidden: Tensor, positions: Tensor, targets: Tensor, temperatures: Tensor | None, *, entropy: bool
+    ) -> Tensor:
+        """Return [n] log-probs of `targets` from [B, T, D] hidden states at `positions`, in slices of `max_logits`.
+
+        With `entropy` they are [2, n], the entropies below the log-probs.
+        """
         hidden = hidden.reshape(-1, hidden.shape[-1])[positions]
         rows = max(1, self._max_logits // self.vocab_size)
+        token_values = self._logprobs_and_entropy if entropy else self._token_logprobs
         if len(hidden) <= rows:
-            return self._token_logprobs(hidden, targets, temperatures)
+            return token_values(hidden, targets, temperatures)
         inputs, wanted = hidden.split(rows), targets.split(rows)
         divisors = [None] * len(inputs) if temperatures is None else temperatures.split(rows)
         slices = zip(inputs, wanted, divisors, strict=True)
-        return torch.cat([_recomputed(self._token_logprobs, *each) for each in slices])
+        return torch.cat([_recomputed(token_values, *each) for each in slices], dim=-1)
 
     def export(self) -> dict[str, RawTensor]:
         """Return the weights as float32 under their HF checkpoint names, tied ones once; empty on ranks other than 0."""
@@ -287,10 +320,21 @@ class PolicyModel:
             self._cut = cut_sequences(self.module, mesh.cp, mesh.shape.tp)
         shard(self.module, blocks, mesh.weights, bfloat16=bfloat16, prepare=prepare)
 
-    def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperatures: Tensor | None) -> Tensor:
+    def _logits(self, hidden: Tensor, temperatures: Tensor | None) -> Tensor:
         logits = self._head(hidden).float()
-        if temperatures is not None:
-            logits = logits / temperatures[:, None]
+        return logits if temperatures is None else logits / temperatures[:, None]
+
+    def _logprobs_and_entropy(self, hidden: Tensor, targets: Tensor, temperatures: Tensor | None) -> Tensor:
+        if self._part is not None:
+            raise ConfigError(
+                "trainer.parallel.tp: the entropy of a vocabulary that ranks share is not computed; set tp to 1, or remove "
+                "the entropy term from algorithm.terms"
+            )
+        every = self._logits(hidden, temperatures).log_softmax(-1)
+        return torch.stack([every.gather(1, targets[:, None])[:, 0], -(every.exp() * every).sum(-1)])
+
+    def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperatures: Tensor | None) -> Tensor:
+        logits = self._logits(hidden, temperatures)
         if self._part is not None:
             return self._part.logprobs(logits, targets)
         return -functional.cross_entropy(logits, targets, reduction="none")

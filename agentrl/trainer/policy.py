@@ -1,4 +1,4 @@
-"""One training step: proximal log-probs, the decoupled PPO loss over microbatches, gradient clipping, AdamW.
+"""One training step: proximal log-probs, the loss of the run's slots over microbatches, gradient clipping, AdamW.
 
 Invariant: the gradient of a minibatch is that of its whole loss, however forward passes cut it. A step whose loss or
 gradient is not finite never changes the weights. No token over the staleness bound is trained. The proximal log-probs are
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -18,50 +18,57 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.loss import MAXIMA, SUMS, LossMetrics, combine, decoupled_ppo_loss
-from agentrl.algo.packing import DealtPass, deal, sorted_microbatches, split_minibatches
-from agentrl.errors import InvariantError, StaleDataError, TrainError
-from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
+from agentrl.algo.loss import SUMS, LossMetrics, added, combine, over_ranks
+from agentrl.algo.objective import Objective
+from agentrl.algo.packing import deal, sorted_microbatches, split_minibatches
+from agentrl.errors import ConfigError, InvariantError, TrainError
+from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.checkpoints.format import TrainerState
 from agentrl.trainer.checkpoints.read import Checkpoint
 from agentrl.trainer.checkpoints.write import StagedParts, stage_parts, stage_weights, take_state
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.model import Microbatch, PolicyModel
+from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.optimizer import adamw, clip_gradients, schedule_factor, set_learning_rate, update_to_weight_ratio
-from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.snapshot import torch_tensor
 from agentrl.trainer.parallel.tensor import replicas_agree, sum_partial_gradients
-from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
+from agentrl.trainer.passes import ForwardPass, check_batch, check_first_tokens, forward_pass, is_computed, loss_totals
+from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.tensors import StoredTensor
 
 _RNG = "random_state"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """One forward pass of a minibatch; every tensor is [n], one value for each trained token."""
-
-    batch: Microbatch
-    behavior_logprobs: Tensor
-    advantages: Tensor
-    ages: Tensor
-    turns: Tensor
-    interrupted: Tensor
-    tokens: int
-    """Real tokens, padding not counted."""
-    samples: tuple[int, ...]
-    """Places of its samples in the batch."""
-    ends: tuple[int, ...]
-    """Ends of the trained tokens of each sample among the n."""
-    is_filler: bool
-    """Whether another rank trains these samples; this rank only keeps step."""
-
-
 @dataclass(slots=True, kw_only=True)
-class _Seconds:
-    proximal: float = 0.0
-    forward_backward: float = 0.0
-    optimizer: float = 0.0
+class _Done:
+    """What a step has done so far."""
+
+    lr: float
+    """Learning rate of the last optimizer step."""
+    applied: list[LossMetrics] = field(default_factory=list[LossMetrics])
+    norms: dict[int, float] = field(default_factory=dict[int, float])
+    """Gradient norm by the number of the minibatch, from 1."""
+    bad: list[str] = field(default_factory=list[str])
+    """Why a minibatch left the weights as they were."""
+    own_tokens: int = 0
+    """Tokens of this rank's forward and backward passes."""
+    seconds_proximal: float = 0.0
+    seconds_forward_backward: float = 0.0
+    seconds_optimizer: float = 0.0
+
+    def summary(self) -> Mapping[str, float]:
+        combined = combine(self.applied)
+        if self.norms:
+            combined["loss"] /= len(self.norms)
+            combined["grad_norm"] = sum(self.norms.values()) / len(self.norms)
+            combined |= {f"grad_norm_by_minibatch.{number}": norm for number, norm in self.norms.items()}
+        return combined | {
+            "lr": self.lr,
+            "optimizer_steps": float(len(self.norms)),
+            "bad_minibatches": float(len(self.bad)),
+            "seconds_proximal": self.seconds_proximal,
+            "seconds_forward_backward": self.seconds_forward_backward,
+            "seconds_optimizer": self.seconds_optimizer,
+        }
 
 
 class PolicyTrainer:
@@ -73,9 +80,11 @@ class PolicyTrainer:
         """Train `model`; the schedule ends after `total_steps` batches, and `seed` shuffles samples into minibatches."""
         self.model = model
         self._config = config
-        self._algorithm = algorithm
+        self._max_staleness = algorithm.max_staleness
+        self._objective = Objective(algorithm)
+        self._slots = self._objective.slots
         self._seed = seed
-        self._total_optimizer_steps = total_steps * config.minibatches
+        self._total_optimizer_steps = total_steps * config.minibatches * config.epochs
         self._optimizer = adamw(
             model.parameters.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
@@ -88,49 +97,53 @@ class PolicyTrainer:
     def step(self, batch: TrainBatch) -> StepReport:
         """Train on `batch`.
 
-        A sample whose advantages are all 0 has no gradient: it counts in N and in the staleness metrics, but gets no
-        forward pass, so the log-prob metrics do not cover it.
+        A sample whose advantages are all 0 has no gradient, unless a slot is dense: it counts in the totals and in the
+        staleness metrics, but gets no forward pass, so the log-prob metrics do not cover it.
 
         Raises:
             InvariantError: the batch contradicts itself, or ranks have come to hold different weights.
             StaleDataError: a trained token is over the staleness bound; the weights are unchanged.
+            ConfigError: a function of a slot fails; the weights are those before its minibatch.
             TrainError: the loss or gradient of `max_bad_steps` steps in a row was not finite.
         """
         started, processor_began = time.perf_counter(), time.process_time()
-        metrics = check_batch(batch, self._algorithm.max_staleness)
+        metrics = check_batch(batch, self._max_staleness)
         # Before anything is computed: an error that only one rank met would leave the others in a collective.
         self.model.check_ids([item.sample.token_ids for item in batch.samples])
         check_first_tokens(batch)
-        minibatches = self._split(batch)
-        seconds = _Seconds()
-        applied: list[LossMetrics] = []
-        norms: dict[int, float] = {}
-        bad: list[str] = []
-        used: dict[int, Float32Array] = {}
-        parts = [self._parts(batch, minibatch) for minibatch in minibatches]
-        lr = self._config.lr
-        for number, (minibatch, proximal) in enumerate(zip(minibatches, self._proximal(parts, seconds), strict=True)):
-            if not parts[number]:
-                continue
-            lr = self._config.lr * self._schedule(self._state.optimizer_steps + number)
-            num_loss_tokens = sum(int(batch.samples[at].sample.loss_mask.sum()) for at in minibatch)
-            measured, norm, problem = self._minibatch(parts[number], proximal, num_loss_tokens, lr, seconds, used)
-            if problem is None:
-                applied += measured
-                norms[number + 1] = norm
-            else:
-                bad.append(problem)
-        self._advance(batch.policy_version, bad=bool(bad), applied=bool(norms))
-        metrics |= _summary(applied, norms, lr, bad, seconds)
-        if norms:
+        done = _Done(lr=self._config.lr)
+        proximal: dict[int, Float32Array] = {}
+        for epoch in range(self._config.epochs):
+            found = self._epoch(batch, epoch, proximal, done)
+            if not epoch:
+                proximal = self._merged(batch, found)
+        self._advance(batch.policy_version, bad=bool(done.bad), applied=bool(done.norms))
+        metrics |= done.summary()
+        if done.norms:
             metrics["update_to_weight_ratio"] = update_to_weight_ratio(self._optimizer)
-        metrics["computed_tokens"] = self._total_tokens(parts)
+        metrics["computed_tokens"] = self._total_tokens(done.own_tokens)
         metrics["seconds"] = time.perf_counter() - started
         metrics["seconds_processor"] = time.process_time() - processor_began
-        self._raise_if_hopeless(bad)
+        self._raise_if_hopeless(done.bad)
         self._check_replicas()
-        skipped = None if norms else _why_skipped(batch, bad)
-        return StepReport(metrics=metrics, skipped=skipped, proximal_logprobs=self._merged(batch, used))
+        skipped = None if done.norms else _why_skipped(batch, done.bad)
+        return StepReport(metrics=metrics, skipped=skipped, proximal_logprobs=proximal)
+
+    def _epoch(
+        self, batch: TrainBatch, epoch: int, known: Mapping[int, Float32Array], done: _Done
+    ) -> dict[int, Float32Array]:
+        """Train on the whole batch once; return this rank's proximal log-probs, if it is the first time."""
+        minibatches = self._split(batch, epoch)
+        passes = [self._passes(batch, minibatch) for minibatch in minibatches]
+        used: dict[int, Float32Array] = {}
+        proximal = self._known(passes, known) if epoch else self._proximal(passes, done)
+        for number, some in enumerate(passes):
+            if some:
+                place = epoch * self._config.minibatches + number
+                lr = self._config.lr * self._schedule(self._state.optimizer_steps + place)
+                self._minibatch(some, proximal[number], lr, place + 1, done, used)
+                done.own_tokens += sum(each.tokens for each in some if not each.is_filler)
+        return used
 
     def logprobs(self, sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None) -> list[Float32Array]:
         """Return [L-1] float32 log-probs of tokens 1.. of each [L] int32 sequence; `temperatures` are above 0; None: 1."""
@@ -201,84 +214,102 @@ class PolicyTrainer:
         stored = checkpoint.optimizer.get(f"{name}.{rank}") or checkpoint.optimizer[name]
         return torch_tensor(stored.whole())
 
-    def _split(self, batch: TrainBatch) -> list[list[int]]:
+    def _split(self, batch: TrainBatch, epoch: int) -> list[list[int]]:
         loss_tokens = [int(item.sample.loss_mask.sum()) for item in batch.samples]
-        return split_minibatches(loss_tokens, self._config.minibatches, seed=(self._seed, self._state.steps))
+        seed = (self._seed, self._state.steps, epoch) if epoch else (self._seed, self._state.steps)
+        return split_minibatches(loss_tokens, self._config.minibatches, seed=seed)
 
-    def _parts(self, batch: TrainBatch, minibatch: Sequence[int]) -> list[_Part]:
-        places = [at for at in minibatch if has_gradient(batch.samples[at])]
+    def _passes(self, batch: TrainBatch, minibatch: Sequence[int]) -> list[ForwardPass]:
+        places = [at for at in minibatch if is_computed(batch.samples[at], dense=self._slots.dense)]
         items = [batch.samples[at] for at in places]
         # Tokens after the last trained one do not affect it, so they are cut off.
         lengths = [int(np.flatnonzero(item.sample.loss_mask)[-1]) + 1 for item in items]
         plan = sorted_microbatches(lengths, self._config.microbatch_tokens) if items else []
         dealt = deal(plan, lengths, self.model.ranks.data_rank, self.model.ranks.data_world)
-        return [_part(self.model, batch, places, lengths, mine) for mine in dealt]
+        totals, entropy = loss_totals(batch, minibatch), "entropy" in self._slots.needs
+        return [forward_pass(self.model, batch, places, lengths, mine, totals, entropy=entropy) for mine in dealt]
 
-    def _proximal(self, parts: Sequence[Sequence[_Part]], seconds: _Seconds) -> list[list[Tensor] | None]:
+    def _proximal(self, passes: Sequence[Sequence[ForwardPass]], done: _Done) -> list[list[Tensor] | None]:
+        """Return the log-probs under the weights of now; None for the first minibatch, whose training pass computes them."""
         started = time.perf_counter()
-        trained = [number for number, some in enumerate(parts) if some]
+        trained = [number for number, some in enumerate(passes) if some] if self._slots.recomputes_proximal else []
         with torch.no_grad():
-            computed = {number: [self.model.logprobs(part.batch) for part in parts[number]] for number in trained[1:]}
-        seconds.proximal += time.perf_counter() - started
-        return [computed.get(number) for number in range(len(parts))]
+            computed = {number: [self.model.logprobs(each.batch) for each in passes[number]] for number in trained[1:]}
+        done.seconds_proximal += time.perf_counter() - started
+        return [computed.get(number) for number in range(len(passes))]
+
+    def _known(
+        self, passes: Sequence[Sequence[ForwardPass]], known: Mapping[int, Float32Array]
+    ) -> list[list[Tensor] | None]:
+        if not self._slots.recomputes_proximal:
+            return [None] * len(passes)
+
+        def of(each: ForwardPass) -> Tensor:
+            return torch.from_numpy(np.concatenate([known[at] for at in each.samples])).to(self.model.device)
+
+        return [[of(each) for each in some] for some in passes]
 
     def _minibatch(
         self,
-        parts: Sequence[_Part],
+        passes: Sequence[ForwardPass],
         proximal: Sequence[Tensor] | None,
-        num_loss_tokens: int,
         lr: float,
-        seconds: _Seconds,
+        number: int,
+        done: _Done,
         used: dict[int, Float32Array],
-    ) -> tuple[list[LossMetrics], float, str | None]:
+    ) -> None:
         """Take one optimizer step; put the proximal log-probs of each sample into `used`."""
         started = time.perf_counter()
         measured: list[LossMetrics] = []
         compared: list[Tensor] = []
-        for number, part in enumerate(parts):
-            current = self.model.logprobs(part.batch)
-            compared.append(current.detach() if proximal is None else proximal[number])
-            output = decoupled_ppo_loss(
-                current,
-                compared[number],
-                part.behavior_logprobs,
-                part.advantages,
-                torch.ones_like(current, dtype=torch.bool),
-                num_loss_tokens=num_loss_tokens,
-                config=self._algorithm,
-                fresh=part.ages == 0,
-                interrupted=part.interrupted,
-                ages=part.ages,
-                turns=part.turns,
+        for place, each in enumerate(passes):
+            outputs = self.model.outputs(each.batch)
+            center = None if proximal is None else proximal[place]
+            result = self._objective(
+                each.loss_batch(outputs),
+                step=self._state.steps,
+                marks=each.marks(compared=self._slots.recomputes_proximal),
+                proximal=center,
             )
+            compared.append(result.proximal)
             # FSDP averages the gradients of the ranks, and the loss is their sum.
-            (output.loss * self.model.ranks.averaged).backward()
-            if not part.is_filler:
-                measured.append(output.metrics)
-        measured = [reduced(measured, self.model.ranks)]
-        loss = float(measured[0].sums[SUMS.index("loss")])
-        for part, values in zip(parts, compared, strict=True):  # after the loss, so that no copy waits for a forward pass
-            if not part.is_filler:
-                used |= dict(zip(part.samples, np.split(values.cpu().numpy(), part.ends[:-1]), strict=True))
-        seconds.forward_backward += time.perf_counter() - started
+            (result.loss * (self.model.ranks.averaged * each.weight)).backward()
+            measured.append(result.metrics.zeroed() if each.is_filler else result.metrics)
+        total = added(measured)
+        if self.model.ranks.world > 1:
+            total = over_ranks(total, self.model.ranks.add, self.model.ranks.maximum)
+        loss, *faults = _numbers(total)
+        for each, values in zip(passes, compared, strict=True):  # after the loss, so that no copy waits for a forward pass
+            if not each.is_filler:
+                used |= dict(zip(each.samples, np.split(values.cpu().numpy(), each.ends[:-1]), strict=True))
+        done.seconds_forward_backward += time.perf_counter() - started
+        try:
+            self._objective.check(faults)
+        except ConfigError:
+            self._optimizer.zero_grad(set_to_none=True)
+            raise
+        self._update(total, loss, lr, number, done)
+
+    def _update(self, measured: LossMetrics, loss: float, lr: float, number: int, done: _Done) -> None:
         started = time.perf_counter()
         if self.model.tensor_group is not None:
             sum_partial_gradients(self.model.parameters, self.model.tensor_group)
         norm = clip_gradients(self.model.parameters.values(), self._config.max_grad_norm)
-        problem = None
         if not math.isfinite(loss):
-            problem = f"the loss is {loss}"
+            done.bad.append(f"the loss is {loss}")
         elif not math.isfinite(norm):
-            problem = f"the gradient norm is {norm}"
+            done.bad.append(f"the gradient norm is {norm}")
         else:
             set_learning_rate(self._optimizer, lr)
             self._optimizer.step()
+            done.applied.append(measured)
+            done.norms[number] = norm
+        done.lr = lr
         self._optimizer.zero_grad(set_to_none=True)
-        seconds.optimizer += time.perf_counter() - started
-        return measured, norm, problem
+        done.seconds_optimizer += time.perf_counter() - started
 
     def _merged(self, batch: TrainBatch, own: Mapping[int, Float32Array]) -> dict[int, Float32Array]:
-        computed = [at for at, item in enumerate(batch.samples) if has_gradient(item)]
+        computed = [at for at, item in enumerate(batch.samples) if is_computed(item, dense=self._slots.dense)]
         sizes = [int(batch.samples[at].sample.loss_mask.sum()) for at in computed]
         parts = [own.get(at, np.zeros(size, np.float32)) for at, size in zip(computed, sizes, strict=True)]
         if not parts or self.model.ranks.world == 1:
@@ -286,8 +317,7 @@ class PolicyTrainer:
         together = self.model.ranks.merge(np.concatenate(parts))
         return dict(zip(computed, np.split(together, np.cumsum(sizes)[:-1]), strict=True))
 
-    def _total_tokens(self, parts: Sequence[Sequence[_Part]]) -> float:
-        own = sum(part.tokens for some in parts for part in some if not part.is_filler)
+    def _total_tokens(self, own: int) -> float:
         return float(own if self.model.ranks.world == 1 else self.model.ranks.add(torch.tensor(own)))
 
     def _schedule(self, optimizer_step: int) -> float:
@@ -302,7 +332,7 @@ class PolicyTrainer:
         self._state = TrainerState(
             policy_version=policy_version + 1,
             steps=self._state.steps + 1,
-            optimizer_steps=self._state.optimizer_steps + self._config.minibatches,
+            optimizer_steps=self._state.optimizer_steps + self._config.minibatches * self._config.epochs,
             bad_steps=self._state.bad_steps + 1 if bad else 0 if applied else self._state.bad_steps,
         )
 
@@ -325,119 +355,11 @@ class PolicyTrainer:
             )
 
 
-def has_gradient(item: TrainSample) -> bool:
-    """Return whether a trained token of `item` has an advantage other than 0 (NaN counts)."""
-    return bool((item.advantages[item.sample.loss_mask] != 0).any())
-
-
-def interrupted(sample: Sample) -> BoolArray:
-    """Return, [L] bool, which tokens were sampled after the weights had changed within their turn.
-
-    Under `inference.pause_mode: fast` the server sampled them from keys and values of earlier weights, so their recorded
-    log-probs are not those of the version they carry. An update between a request and its first token leaves no trace.
-    """
-    result = np.zeros(len(sample.token_ids), np.bool_)
-    sampled = np.flatnonzero(sample.token_versions >= 0)
-    if len(sampled):
-        turns, versions = sample.turn_index[sampled], sample.token_versions[sampled]
-        starts = np.flatnonzero(np.concatenate([[True], turns[1:] != turns[:-1]]))
-        result[sampled] = versions > np.repeat(versions[starts], np.diff(starts, append=len(turns)))
-    return result
-
-
-def check_batch(batch: TrainBatch, max_staleness: int) -> dict[str, float]:
-    """Return the staleness and the token counts of `batch`.
-
-    Raises:
-        InvariantError: a trained token has no version of the run, a later version than the batch, or temperature 0.
-        StaleDataError: a trained token is more than `max_staleness` versions behind `batch.policy_version`.
-    """
-    versions = np.concatenate([np.empty(0, np.int32), *(i.sample.token_versions[i.sample.loss_mask] for i in batch.samples)])
-    temperatures = [i.sample.temperatures[i.sample.loss_mask].min(initial=np.inf) for i in batch.samples]
-    if min(temperatures, default=np.inf) <= 0:
-        raise InvariantError("a trained token was sampled at temperature 0: greedy tokens have no policy gradient")
-    tokens = float(sum(len(item.sample.token_ids) for item in batch.samples))
-    if not len(versions):
-        return {"tokens": tokens, "loss_tokens": 0.0}
-    oldest, newest = int(versions.min()), int(versions.max())
-    if oldest < 1 or newest > batch.policy_version:
-        raise InvariantError(
-            f"trained tokens have policy versions from {oldest} to {newest}; expected 1 to {batch.policy_version}, the "
-            "version being trained (version 0 is the weights that a server was launched with)"
-        )
-    if batch.policy_version - oldest > max_staleness:
-        raise StaleDataError(
-            f"a token sampled by version {oldest} reached the trainer at version {batch.policy_version}; at most "
-            f"{max_staleness} version(s) behind are allowed (algorithm.max_staleness)"
-        )
-    return {
-        "tokens": tokens,
-        "loss_tokens": float(len(versions)),
-        "max_staleness": float(batch.policy_version - oldest),
-        "mean_staleness": float(batch.policy_version - versions.mean(dtype=np.float64)),
-    }
-
-
-def check_first_tokens(batch: TrainBatch) -> None:
-    """Raise InvariantError if a sample trains its first token, which nothing predicts."""
-    for number, item in enumerate(batch.samples):
-        if len(item.sample.loss_mask) and item.sample.loss_mask[0]:
-            raise InvariantError(f"sample {number} trains its first token, which nothing predicts")
-
-
-def reduced(measured: Sequence[LossMetrics], ranks: Ranks) -> LossMetrics:
-    """Return the diagnostics of the passes of all ranks together, the same on each rank."""
-    some = measured or [LossMetrics(sums=torch.zeros(len(SUMS)).double(), maxima=torch.zeros(len(MAXIMA)).double())]
-    sums, maxima = torch.stack([one.sums for one in some]).sum(0), torch.stack([one.maxima for one in some]).amax(0)
-    if ranks.world > 1:
-        sums, maxima = ranks.add(sums), ranks.maximum(maxima)
-    return LossMetrics(sums=sums, maxima=maxima)
-
-
-def _part(
-    model: PolicyModel, batch: TrainBatch, all_places: Sequence[int], all_lengths: Sequence[int], dealt: DealtPass
-) -> _Part:
-    places, lengths = [all_places[i] for i in dealt.samples], [all_lengths[i] for i in dealt.samples]
-    items = [batch.samples[at] for at in places]
-    samples = [item.sample for item in items]
-    masks = [sample.loss_mask[:length] for sample, length in zip(samples, lengths, strict=True)]
-    ids = [sample.token_ids[:length] for sample, length in zip(samples, lengths, strict=True)]
-    temperatures = [sample.temperatures[:length] for sample, length in zip(samples, lengths, strict=True)]
-
-    def wanted(arrays: Sequence[np.ndarray]) -> Tensor:
-        joined = np.concatenate([array[: len(mask)][mask] for array, mask in zip(arrays, masks, strict=True)])
-        return torch.from_numpy(joined).to(model.device)
-
-    return _Part(
-        batch=model.microbatch(ids, masks, temperatures),
-        behavior_logprobs=wanted([sample.behavior_logprobs for sample in samples]),
-        advantages=wanted([item.advantages * (not dealt.is_filler) for item in items]),
-        ages=wanted([batch.policy_version - sample.token_versions for sample in samples]),
-        turns=wanted([sample.turn_index for sample in samples]),
-        interrupted=wanted([interrupted(sample) for sample in samples]),
-        tokens=sum(lengths),
-        samples=tuple(places),
-        ends=tuple(np.cumsum([int(mask.sum()) for mask in masks]).tolist()),
-        is_filler=dealt.is_filler,
-    )
-
-
-def _summary(
-    applied: Sequence[LossMetrics], norms: Mapping[int, float], lr: float, bad: Sequence[str], seconds: _Seconds
-) -> Mapping[str, float]:
-    combined = combine(applied)
-    if norms:
-        combined["loss"] /= len(norms)
-        combined["grad_norm"] = sum(norms.values()) / len(norms)
-        combined |= {f"grad_norm_by_minibatch.{number}": norm for number, norm in norms.items()}
-    return combined | {
-        "lr": lr,
-        "optimizer_steps": float(len(norms)),
-        "bad_minibatches": float(len(bad)),
-        "seconds_proximal": seconds.proximal,
-        "seconds_forward_backward": seconds.forward_backward,
-        "seconds_optimizer": seconds.optimizer,
-    }
+def _numbers(total: LossMetrics) -> list[float]:
+    """Return the loss and the faults; one transfer from the device."""
+    faults = total.sums.new_zeros(0) if total.faults is None else total.faults
+    at = SUMS.index("loss")
+    return torch.cat([total.sums[at : at + 1], faults]).tolist()
 
 
 def _why_skipped(batch: TrainBatch, bad: Sequence[str]) -> str:

@@ -57,6 +57,14 @@ class TrainStep(msgspec.Struct, frozen=True, tag=True):
     turn_index: Array
     temperatures: Array
     advantages: Array
+    role_index: Array
+    player_index: Array
+    groups: Array
+    """One for each sample."""
+    returns: Array
+    """One for each sample."""
+    roles: tuple[str, ...]
+    players: tuple[str, ...]
 
 
 class HoldWeights(msgspec.Struct, frozen=True, tag=True):
@@ -279,10 +287,9 @@ def pack_batch(batch: TrainBatch) -> TrainStep:
     for index, item in enumerate(batch.samples):
         sample, length = item.sample, len(item.sample.token_ids)
         arrays = (sample.loss_mask, sample.behavior_logprobs, sample.token_versions, sample.turn_index, sample.temperatures)
-        if any(len(array) != length for array in (*arrays, item.advantages)):
-            raise InvariantError(
-                f"sample {index} of {length} tokens has arrays of lengths {[*map(len, arrays), len(item.advantages)]}"
-            )
+        own = [array for array in (item.advantages, item.roles, item.players) if array is not None]
+        if any(len(array) != length for array in (*arrays, *own)):
+            raise InvariantError(f"sample {index} of {length} tokens has arrays of lengths {[*map(len, (*arrays, *own))]}")
     return TrainStep(
         policy_version=batch.policy_version,
         lengths=pack_int32([len(sample.token_ids) for sample in samples]),
@@ -293,7 +300,17 @@ def pack_batch(batch: TrainBatch) -> TrainStep:
         turn_index=pack_int32(_join_arrays([sample.turn_index for sample in samples], np.int32)),
         temperatures=pack_float32(_join_arrays([sample.temperatures for sample in samples], np.float32)),
         advantages=pack_float32(_join_arrays([item.advantages for item in batch.samples], np.float32)),
+        role_index=pack_int32(_join_arrays([_indices(item, item.roles) for item in batch.samples], np.int32)),
+        player_index=pack_int32(_join_arrays([_indices(item, item.players) for item in batch.samples], np.int32)),
+        groups=pack_int32([item.group for item in batch.samples]),
+        returns=pack_float32(np.array([item.episode_return for item in batch.samples], np.float32)),
+        roles=batch.roles,
+        players=batch.players,
     )
+
+
+def _indices(item: TrainSample, given: Int32Array | None) -> Int32Array:
+    return np.zeros(len(item.sample.token_ids), np.int32) if given is None else given
 
 
 def pack_report(report: StepReport) -> Stepped:
@@ -335,8 +352,11 @@ def unpack_batch(step: TrainStep) -> TrainBatch:
     mask, turn_index = unpack_bool(step.loss_mask, count), unpack_int32(step.turn_index, count)
     behavior, temperatures = unpack_float32(step.behavior_logprobs, count), unpack_float32(step.temperatures, count)
     advantages = unpack_float32(step.advantages, count)
+    roles, players = unpack_int32(step.role_index, count), unpack_int32(step.player_index, count)
+    groups = unpack_int32(step.groups, len(lengths)).tolist()
+    returns = unpack_float32(step.returns, len(lengths)).tolist()
     samples: list[TrainSample] = []
-    for at in _slices(lengths):
+    for at, group, episode_return in zip(_slices(lengths), groups, returns, strict=True):
         sample = Sample(
             token_ids=ids[at],
             loss_mask=mask[at],
@@ -345,8 +365,17 @@ def unpack_batch(step: TrainStep) -> TrainBatch:
             turn_index=turn_index[at],
             temperatures=temperatures[at],
         )
-        samples.append(TrainSample(sample=sample, advantages=advantages[at]))
-    return TrainBatch(samples=tuple(samples), policy_version=step.policy_version)
+        samples.append(
+            TrainSample(
+                sample=sample,
+                advantages=advantages[at],
+                group=group,
+                episode_return=episode_return,
+                roles=roles[at],
+                players=players[at],
+            )
+        )
+    return TrainBatch(samples=tuple(samples), policy_version=step.policy_version, roles=step.roles, players=step.players)
 
 
 def unpack_sequences(request: Logprobs) -> tuple[list[Int32Array], list[float]]:

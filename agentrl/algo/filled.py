@@ -1,0 +1,203 @@
+"""The slots of one run, each filled, and what together they need and forbid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from agentrl.algo.advantages import ADVANTAGES
+from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
+from agentrl.algo.keeps import KEEPS
+from agentrl.algo.losses import POLICY_LOSSES, SELF_CORRECTING
+from agentrl.algo.slots import Need, Slot, SlotValue, slot_of
+from agentrl.algo.terms import TERMS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermSlot:
+    """A term and its weight, which may change over the run."""
+
+    slot: Slot
+    weight: float
+    final_weight: float
+    over_steps: int
+    """Batches over which the weight moves from the one to the other; 0: it stays."""
+
+    def weight_at(self, step: int) -> float:
+        """Return the weight in the batch after `step` batches.
+
+        Example:
+            >>> slot = Slot(field="algorithm.terms", name="my:f", given={}, bundled=None)
+            >>> term = TermSlot(slot=slot, weight=1.0, final_weight=0.0, over_steps=4)
+            >>> [term.weight_at(step) for step in (0, 2, 9)]
+            [1.0, 0.5, 0.0]
+        """
+        if not self.over_steps:
+            return self.weight
+        return self.weight + (self.final_weight - self.weight) * min(step / self.over_steps, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmSlots:
+    """What fills the slots of a run."""
+
+    keep: Slot
+    max_groups_per_step: int | None
+    """Groups that are played for one batch at most; None: `keep` is not used."""
+    advantage: Slot
+    policy_loss: Slot
+    proximal: Slot
+    token: Slot
+    sequence: Slot
+    terms: tuple[TermSlot, ...]
+    aggregate: Literal["token", "turn", "sequence", "fixed"]
+    fixed_length: int
+    """Tokens of a sample by which `fixed` divides."""
+    dense: bool
+    """Whether tokens of advantage 0 have a gradient."""
+    needs: frozenset[Need]
+
+    @property
+    def recomputes_proximal(self) -> bool:
+        """Whether the log-probs before the first optimizer step are computed by a forward pass."""
+        return self.proximal.name == "forward"
+
+    @property
+    def formula(self) -> str:
+        """The loss of a minibatch; u = current/proximal and w = proximal/behavior."""
+        unit = {
+            "token": "mean over tokens",
+            "turn": "mean over turns of the mean over tokens",
+            "sequence": "mean over samples of the mean over tokens",
+            "fixed": f"sum over tokens / (samples * {self.fixed_length})",
+        }[self.aggregate]
+        weights = [each.formula for each in (self.token, self.sequence) if each.name != "none"]
+        main = " * ".join([*weights, self.policy_loss.formula])
+        more = "".join(f" + {_weight_words(term)} * {term.slot.formula}" for term in self.terms)
+        return f"{unit} of [{main}]{more}"
+
+
+def aggregate_of(given: object) -> object:
+    """Return `token`, `turn`, `sequence` or `{fixed: N}`; raises ValueError for everything else."""
+    fields = cast("dict[str, object]", given) if isinstance(given, dict) else {}
+    length = fields.get("fixed")
+    is_fixed = set(fields) == {"fixed"} and isinstance(length, int) and not isinstance(length, bool) and length > 0
+    if given not in ("token", "turn", "sequence") and not is_fixed:
+        raise ValueError(f"expected token, turn, sequence or {{fixed: N}} with N of at least 1, got {given!r}")
+    return given
+
+
+def filled(
+    *,
+    keep: SlotValue,
+    advantage: SlotValue,
+    policy_loss: SlotValue,
+    correction: Mapping[str, SlotValue],
+    terms: Sequence[SlotValue],
+    aggregate: str | Mapping[str, int],
+    group_size: int,
+) -> AlgorithmSlots:
+    """Return the slots that the run file's values fill.
+
+    Raises:
+        ValueError: a name does not exist, options do not fit, or slots contradict each other.
+    """
+    keep, most = _taken(keep, "max_groups_per_step")
+    policy_loss, own_dense = _taken(policy_loss, "dense") if ":" in _name(policy_loss) else (policy_loss, None)
+    loss = slot_of("algorithm.policy_loss", policy_loss, POLICY_LOSSES)
+    corrects = loss.name in SELF_CORRECTING
+    token = slot_of("algorithm.correction.token", correction.get("token", "none" if corrects else "mask"), CORRECTIONS)
+    sequence = slot_of("algorithm.correction.sequence", correction.get("sequence", "none"), CORRECTIONS)
+    for slot in (token, sequence):
+        if corrects and slot.name != "none":
+            raise ValueError(
+                f"{slot.field}: {loss.name} weighs tokens by current / behavior itself, so "
+                f"{slot.name} would count the difference twice; set it to none, or choose another policy_loss"
+            )
+    added = tuple(_term(value) for value in terms)
+    estimator = slot_of("algorithm.advantage", advantage, ADVANTAGES)
+    if estimator.has_option("group_size") and "group_size" not in estimator.given:
+        given = {**estimator.given, "group_size": group_size}
+        estimator = Slot(field=estimator.field, name=estimator.name, given=given, bundled=estimator.bundled)
+    chosen = slot_of("algorithm.keep", keep, KEEPS)
+    every = (estimator, loss, token, sequence, *(term.slot for term in added))
+    _check_needs(every)
+    return AlgorithmSlots(
+        keep=chosen,
+        max_groups_per_step=None if chosen.name == "all" else _count("algorithm.keep.max_groups_per_step", most),
+        advantage=estimator,
+        policy_loss=loss,
+        proximal=slot_of("algorithm.correction.proximal", correction.get("proximal", "forward"), PROXIMALS),
+        token=token,
+        sequence=sequence,
+        terms=added,
+        aggregate=cast("Literal['token', 'turn', 'sequence']", aggregate) if isinstance(aggregate, str) else "fixed",
+        fixed_length=1 if isinstance(aggregate, str) else aggregate["fixed"],
+        dense=bool(own_dense) or (loss.bundled is not None and loss.bundled.dense) or any(map(_is_dense, added)),
+        needs=frozenset[Need]().union(
+            *(each.needs for each in (estimator, loss, token, sequence, *(t.slot for t in added)))
+        ),
+    )
+
+
+def _name(value: SlotValue) -> str:
+    return value if isinstance(value, str) else next(iter(value))
+
+
+def _taken(value: SlotValue, option: str) -> tuple[SlotValue, object]:
+    """Return `value` without an option that the slot itself reads, and what was given for it."""
+    if isinstance(value, str):
+        return value, None
+    name = _name(value)
+    rest = {key: each for key, each in value[name].items() if key != option}
+    return ({name: rest} if rest else name), value[name].get(option)
+
+
+def _count(field: str, given: object) -> int | None:
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
+        return given
+    raise ValueError(f"{field}: expected a number of at least 1, got {given!r}")
+
+
+def _term(value: SlotValue) -> TermSlot:
+    numbers: dict[str, float] = {}
+    own = TERMS.get(_name(value))
+    whole = value
+    for option, standard in (("weight", None), ("final_weight", None), ("over_steps", 0)):
+        rest, given = _taken(value, option)
+        if own is None or option not in own.options.model_fields:
+            value = rest
+        elif given is None:
+            given = own.options.model_fields[option].get_default()
+        given = standard if given is None else given
+        if isinstance(given, int | float) and not isinstance(given, bool):
+            numbers[option] = given
+        elif given is not None:
+            raise ValueError(f"algorithm.terms: {_name(value)}: expected a number for {option}, got {given!r}")
+    if "weight" not in numbers:
+        raise ValueError(f"algorithm.terms: {_name(whole)} has no weight; give {{{_name(whole)}: {{weight: 0.01}}}}")
+    return TermSlot(
+        slot=slot_of("algorithm.terms", value, TERMS),
+        weight=numbers["weight"],
+        final_weight=numbers.get("final_weight", numbers["weight"]),
+        over_steps=int(numbers["over_steps"]),
+    )
+
+
+def _is_dense(term: TermSlot) -> bool:
+    return term.slot.bundled is None or term.slot.bundled.dense
+
+
+def _weight_words(term: TermSlot) -> str:
+    if not term.over_steps:
+        return f"{term.weight:g}"
+    return f"({term.weight:g} to {term.final_weight:g} over {term.over_steps} batches)"
+
+
+def _check_needs(slots: Sequence[Slot]) -> None:
+    for slot in slots:
+        if "values" in slot.needs:
+            raise ValueError(f"{slot.field}: {slot.name} needs a critic, and agentrl trains none; choose another")
+        if "reference" in slot.needs:
+            raise ValueError(f"{slot.field}: {slot.name} needs a reference model, and agentrl has none; choose another")

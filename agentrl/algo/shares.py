@@ -1,4 +1,4 @@
-"""Sums in the order of size within shares: the tokens of one sample, or of a microbatch.
+"""Small tensor functions of losses and corrections. A share is the tokens of one sample, or of a microbatch.
 
 Invariant: no value crosses from one share to another.
 """
@@ -20,3 +20,8 @@ def running_sum(values: Tensor, sorted_share: Tensor) -> Tensor:
     running = values.cumsum(0)
     starts = torch.searchsorted(sorted_share, sorted_share)
     return running - running[starts] + values[starts]
+
+
+def chosen(where: Tensor, one: float, other: float, like: Tensor) -> Tensor:
+    """Return `one` where `where` is True, else `other`, in the dtype of `like`, which two bare numbers would lose."""
+    return torch.where(where, like.new_tensor(one), like.new_tensor(other))

@@ -1,4 +1,4 @@
-"""Play a workflow without a model, for tests: `trajectory = play(Calculator, task, replies)`.
+"""Play a workflow without a model, for tests: `trajectory = play(Calculator, task, replies)`. Check an advantage or a loss.
 
 Invariant: the workflow meets the real client, and its tools, environments and graders run. Nothing outside this process
 answers for the model, and the same replies give the same trajectory.
@@ -6,6 +6,33 @@ answers for the model, and the same replies give the same trajectory.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from agentrl.exports import first_use
 from agentrl.testing.playing import TIMEOUT_S, CalledTool, Reply, call, check_replay, play, play_async
 
-__all__ = ["TIMEOUT_S", "CalledTool", "Reply", "call", "check_replay", "play", "play_async"]
+if TYPE_CHECKING:
+    from agentrl.testing.properties.check_advantage import check_advantage
+    from agentrl.testing.properties.check_policy_loss import check_correction, check_policy_loss
+
+__all__ = [
+    "TIMEOUT_S",
+    "CalledTool",
+    "Reply",
+    "call",
+    "check_advantage",
+    "check_correction",
+    "check_policy_loss",
+    "check_replay",
+    "play",
+    "play_async",
+]
+
+__getattr__ = first_use(
+    __name__,
+    {
+        "check_advantage": "agentrl.testing.properties.check_advantage",
+        "check_correction": "agentrl.testing.properties.check_policy_loss",
+        "check_policy_loss": "agentrl.testing.properties.check_policy_loss",
+    },
+)

@@ -10,47 +10,21 @@ import pytest
 
 from agentrl.algo.advantage import advantages
 from agentrl.algo.advantages.turns import returns_to_go
-from agentrl.episode.checks import are_independent
+from agentrl.testing.properties.exact_gradients import (
+    exact_by_turn,
+    exact_gradient,
+    expected_estimate,
+    sent_before,
+    sharers,
+    whole_return,
+)
+from agentrl.testing.properties.timed_trees import TIMED, Environment, players, racing, racing_branches
+from agentrl.testing.properties.trees import STATES, THETA, Array, Outcome
 from agentrl.types import Trajectory
-from tests.algo.build import EPISODE, TURN, group
-from tests.algo.expectation import by, exact_gradient, expected_estimate, whole_return
-from tests.algo.timed_trees import TIMED, Environment, players, racing, racing_branches
-from tests.algo.trees import STATES, THETA, Array, Outcome, Step
+from tests.algo.build import EPISODE, TURN, by, group
 
 TEAMWORK = [each for each in TIMED if each is not players]
 """The environments whose turns all earn one return."""
-
-
-def sharers(outcome: Outcome, step: Step) -> list[Step]:
-    """Return the turns of the same player whose branches are not independent of that of `step`, itself included."""
-    return [s for s in outcome.steps if s.player == step.player and not are_independent(s.branch, step.branch)]
-
-
-def sent_before(turns: Sequence[Step], moment: float) -> int:
-    return sum((step.sent_at or 0) < moment for step in turns)
-
-
-def discounted_return(like: Step, discount: float) -> Callable[[Outcome], float]:
-    """Return what a turn like `like` maximises: each reward, discounted by the turns that were sent before it was set."""
-
-    def total(outcome: Outcome) -> float:
-        turns = sharers(outcome, like)
-        paid = [step for step in turns if step.reward is not None]
-        rewards = sum(discount ** sent_before(turns, step.rewarded_at or 0) * (step.reward or 0.0) for step in paid)
-        return rewards + discount ** len(turns) * outcome.final
-
-    return total
-
-
-def exact_by_turn(outcomes: Sequence[Outcome], discount: float) -> Array:
-    """Return, for each state, the gradient of what the turn in that state maximises, [STATES, ACTIONS]."""
-    example = {step.state: step for outcome in outcomes for step in outcome.steps}
-    alike = {(step.player, step.branch): step for step in example.values()}
-    gradients = {key: exact_gradient(outcomes, discounted_return(step, discount)) for key, step in alike.items()}
-    result = np.zeros_like(THETA)
-    for state, step in example.items():
-        result[state] = gradients[step.player, step.branch][state]
-    return result
 
 
 def depth_factor(discount: float) -> Callable[[Outcome, int], float]:

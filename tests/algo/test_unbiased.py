@@ -17,10 +17,10 @@ import pytest
 from agentrl.algo.advantage import advantages
 from agentrl.algo.advantages.turns import returns_to_go
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.testing.properties.exact_gradients import Estimator, exact_gradient, expected_estimate, whole_return
+from agentrl.testing.properties.trees import CAUSES, ENVIRONMENTS, THETA, Array, Outcome, chain, stopping
 from agentrl.types import Trajectory
-from tests.algo.build import EPISODE, TURN, group
-from tests.algo.expectation import Estimator, by, exact_gradient, expected_estimate, whole_return
-from tests.algo.trees import CAUSES, ENVIRONMENTS, THETA, Array, Outcome, chain, stopping
+from tests.algo.build import EPISODE, TURN, by, group
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)

@@ -84,15 +84,19 @@ def _over_tokens(episode: Trajectory, options: GaeOptions, values: Sequence[Floa
     advantages = [np.zeros(len(own)) for own in values]
     for player in players_of([episode]):
         part = part_of(episode, player)
-        for index, at in enumerate(part.at.tolist()):
+        whole = bool(part.related.all())
+        starts = [int(np.argmin(part.sent_at))] if whole and len(part.at) else range(len(part.at))
+        for index in starts:
             chain = _chain(part, index)
-            rewards = [
-                reward if last else 0.0
-                for place, reward in zip(chain, _earned(part, chain), strict=True)
-                for last in [*[False] * (len(values[part.at[place]]) - 1), True]
-            ]
-            steps = np.concatenate([values[part.at[place]] if len(values[part.at[place]]) else [0.0] for place in chain])
-            advantages[at] = np.array(gae(rewards, steps.tolist(), options.discount, options.trace)[: len(values[at])])
+            steps = [values[at] if len(values[at]) else np.zeros(1, np.float32) for at in part.at[chain].tolist()]
+            rewards = [np.zeros(len(own)) for own in steps]
+            for own, reward in zip(rewards, _earned(part, chain), strict=True):
+                own[-1] = reward
+            flat = gae(np.concatenate(rewards).tolist(), np.concatenate(steps).tolist(), options.discount, options.trace)
+            parts = np.split(np.array(flat), np.cumsum([len(own) for own in steps])[:-1])
+            for place, found in zip(chain if whole else chain[:1], parts, strict=False):
+                at = int(part.at[place])
+                advantages[at] = found[: len(values[at])]
     return ValueEstimate(
         advantages=tuple(advantages),
         targets=tuple(advantage + own for advantage, own in zip(advantages, values, strict=True)),

@@ -11,7 +11,7 @@ from torch import Tensor
 from agentrl.algo.loss import MAX_LOG_RATIO, clipped_objective, importance_ratio
 from agentrl.algo.loss_batch import LossBatch, TokenLoss, mean, mean_by
 from agentrl.algo.losses.options import DualClipOptions, GspoOptions, M2poOptions, PpoOptions, SapoOptions
-from agentrl.algo.shares import ascending_in_shares, running_sum
+from agentrl.algo.shares import ascending_in_shares, chosen, running_sum
 
 
 def ppo(batch: LossBatch, options: PpoOptions) -> TokenLoss:
@@ -48,7 +48,7 @@ def gspo(batch: LossBatch, options: GspoOptions) -> TokenLoss:
 def sapo(batch: LossBatch, options: SapoOptions) -> TokenLoss:
     """-A (4 / t) sigmoid(t (r - 1)): a soft gate instead of a clip (Gao et al., arXiv 2511.20347, equation 5)."""
     ratio = importance_ratio(batch.current_logprobs, batch.proximal_logprobs)
-    temperature = torch.where(batch.advantages > 0, options.positive, options.negative)
+    temperature = chosen(batch.advantages > 0, options.positive, options.negative, ratio)
     return TokenLoss(loss=-batch.advantages * torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature)
 
 

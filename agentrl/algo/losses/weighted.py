@@ -12,6 +12,7 @@ import torch
 from agentrl.algo.loss import importance_ratio
 from agentrl.algo.loss_batch import LossBatch, TokenLoss, mean, sum_by
 from agentrl.algo.losses.options import CispoOptions, DppoTvOptions, KimiOptions, VespoOptions
+from agentrl.algo.shares import chosen
 from agentrl.algo.slots import NoOptions
 
 LOWEST_LOG_WEIGHT, HIGHEST_LOG_WEIGHT = math.log(1e-8), 20.0
@@ -53,8 +54,8 @@ def vespo(batch: LossBatch, options: VespoOptions) -> TokenLoss:
     together = sum_by(log_ratio, batch.turn if options.segment == "turn" else batch.sample)
     together = together.clamp(LOWEST_LOG_WEIGHT, HIGHEST_LOG_WEIGHT)
     rises = batch.advantages >= 0
-    power = torch.where(rises, options.power_positive, options.power_negative)
-    decay = torch.where(rises, options.decay_positive, options.decay_negative)
+    power = chosen(rises, options.power_positive, options.power_negative, together)
+    decay = chosen(rises, options.decay_positive, options.decay_negative, together)
     phi = torch.exp(decay + power * together - decay * together.exp())
     return TokenLoss(loss=-batch.advantages * phi * batch.current_logprobs, metrics={"segment_weight": mean(phi)})
 

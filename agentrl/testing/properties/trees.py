@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.testing.properties.episodes import plain_episode, plain_turn
 from agentrl.types import BranchPath, Trajectory, Turn
-from tests.algo.build import episode, turn
 
 Array = NDArray[np.float64]
 STATES, ACTIONS = 6, 2
@@ -35,7 +35,7 @@ class Step:
     branch: BranchPath = ()
 
     def turn(self) -> Turn:
-        return turn(
+        return plain_turn(
             self.reward,
             self.parent,
             sent_after=self.sent_after,
@@ -55,21 +55,22 @@ class Outcome:
     final: float
 
     def probability(self, theta: Array) -> float:
-        return self.chance * float(np.prod([policy(theta, s.state)[s.action] for s in self.steps]))
+        return self.chance * float(np.prod([action_chances(theta, s.state)[s.action] for s in self.steps]))
 
     def scores(self, theta: Array) -> Array:
         """Gradient of the log-probability of each turn's action, [turns, STATES, ACTIONS]."""
         result = np.zeros((len(self.steps), STATES, ACTIONS))
         for row, step in zip(result, self.steps, strict=True):
-            row[step.state] -= policy(theta, step.state)
+            row[step.state] -= action_chances(theta, step.state)
             row[step.state, step.action] += 1.0
         return result
 
     def trajectory(self) -> Trajectory:
-        return episode([step.turn() for step in self.steps], self.final)
+        return plain_episode([step.turn() for step in self.steps], self.final)
 
 
-def policy(theta: Array, state: int) -> Array:
+def action_chances(theta: Array, state: int) -> Array:
+    """Return the chance of each action in `state`, [ACTIONS]."""
     weights = np.exp(theta[state] - theta[state].max())
     return weights / weights.sum()
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
+from agentrl.testing.properties.trees import ACTIONS, Outcome, Step
 from agentrl.types import BranchPath
-from tests.algo.trees import ACTIONS, Outcome, Step
 
 Environment: TypeAlias = Callable[[], Iterator[Outcome]]
 

@@ -1,0 +1,136 @@
+"""Checks of an advantage by exact enumeration: what it does to the expected policy gradient.
+
+Invariant: the environments are finite, so an expectation is a sum over all groups of episodes. Their turns complete, and are
+rewarded, in an order that the policy's own actions decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+import numpy as np
+from pydantic import BaseModel
+
+from agentrl.algo.advantage import advantages_by
+from agentrl.algo.advantages.players import Float64Array
+from agentrl.testing.properties import timed_trees, trees
+from agentrl.testing.properties.exact_gradients import exact_by_turn, expected_estimate
+from agentrl.testing.properties.timed_trees import Environment
+from agentrl.testing.properties.trees import Array, Outcome
+from agentrl.types import Group, Task, Trajectory
+
+Options = TypeVar("Options", bound=BaseModel)
+ENVIRONMENTS: Final[tuple[Environment, ...]] = (
+    trees.forked,
+    trees.chain,
+    timed_trees.racing,
+    timed_trees.racing_branches,
+    timed_trees.hindsight,
+    timed_trees.paid_late,
+    timed_trees.siblings,
+    timed_trees.half_read,
+    timed_trees.forked_while_running,
+    timed_trees.players,
+)
+"""Small enough for all groups of 2; those of at most 6 outcomes for all groups of 3."""
+WHOLE_GROUP = 3
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageReport:
+    """The result of `check_advantage`."""
+
+    factors: dict[int, float]
+    """By number of episodes in the group: the estimate over the gradient; under `direction` their cosine, at its lowest."""
+
+
+def check_advantage(
+    function: Callable[[Group, Options], Sequence[Float64Array]],
+    options: Options,
+    *,
+    bias: Literal["none", "scale", "direction"] = "scale",
+    lost_members: bool = True,
+) -> AdvantageReport:
+    """Fail where `function` gives a gradient that it should not give; `options` are its second argument.
+
+    `bias` says how much may be lost: `none`, the expected estimate is the policy gradient; `scale`, it is the gradient times
+    one positive number, the same in every environment; `direction`, it climbs. With `lost_members` that number must not
+    depend on how many episodes of a group are left. An option `group_size` is set to the size of a whole group.
+
+    Raises:
+        AssertionError: says which environment, what was expected and what came.
+    """
+    if "group_size" in type(options).model_fields:
+        options = options.model_copy(update={"group_size": WHOLE_GROUP})
+
+    def estimate(episodes: Sequence[Trajectory]) -> Sequence[Float64Array]:
+        group = Group(index=0, task=Task(id="t", data={}), episodes=tuple(episodes), admitted_version=0)
+        return advantages_by(group, lambda one: function(one, options), name=_name(function)).per_turn
+
+    found: dict[int, list[float]] = {2: [], 3: []}
+    for environment in ENVIRONMENTS:
+        outcomes = list(environment())
+        where = f"{_name(function)}, environment {environment.__name__}"
+        _check_order(outcomes, estimate, where)
+        exact = exact_by_turn(outcomes, 1.0)
+        for size in (2, 3) if len(outcomes) <= 6 else (2,):
+            got = expected_estimate(outcomes, size, estimate)
+            found[size].append(_compare(got, exact, bias, f"{where}, groups of {size}"))
+    if bias != "direction":
+        _check_one_factor(found, lost_members, _name(function))
+    return AdvantageReport(factors={size: min(values) for size, values in found.items()})
+
+
+def _compare(got: Array, exact: Array, bias: str, where: str) -> float:
+    inner, square = float((got * exact).sum()), float((exact * exact).sum())
+    if bias == "direction":
+        cosine = inner / max(float(np.linalg.norm(got) * np.linalg.norm(exact)), 1e-300)
+        if inner <= 0:
+            raise AssertionError(
+                f"{where}: the expected estimate does not climb the return; cosine {cosine:.3f}, expected > 0"
+            )
+        return cosine
+    factor = 1.0 if bias == "none" else inner / square
+    worst = float(np.abs(got - factor * exact).max())
+    if worst > TOLERANCE or factor <= 0:
+        turn = np.unravel_index(int(np.abs(got - factor * exact).argmax()), got.shape)
+        raise AssertionError(
+            f"{where}: the expected estimate is not the policy gradient{'' if bias == 'none' else ' times one number'}: at "
+            f"state {int(turn[0])}, action {int(turn[1])} it is {got[turn]:+.4f}, expected {factor * exact[turn]:+.4f}; a "
+            "baseline must depend neither on the turn's own action nor on what follows from it, and a turn must be credited "
+            "with every reward that was set after it was sent"
+        )
+    return factor
+
+
+def _check_one_factor(found: dict[int, list[float]], lost_members: bool, name: str) -> None:
+    for size, factors in found.items():
+        if max(factors) - min(factors) > TOLERANCE:
+            raise AssertionError(
+                f"{name}: in groups of {size} the estimate is {min(factors):.4f} to {max(factors):.4f} times the "
+                "gradient, by environment; expected one number for all (a division by the spread of a group: pass bias='direction')"
+            )
+    if lost_members and abs(found[2][0] - found[3][0]) > TOLERANCE:
+        raise AssertionError(
+            f"{name}: a group of 3 that lost a member has {found[2][0]:.4f} times the gradient, a whole one "
+            f"{found[3][0]:.4f}; scale by the option group_size, or pass lost_members=False"
+        )
+
+
+def _check_order(
+    outcomes: Sequence[Outcome], estimate: Callable[[Sequence[Trajectory]], Sequence[Float64Array]], where: str
+) -> None:
+    episodes = [outcomes[at % len(outcomes)].trajectory() for at in (0, len(outcomes) - 1, 1)]
+    forward, backward = estimate(episodes), estimate(episodes[::-1])
+    for one, other in zip(forward, reversed(backward), strict=True):
+        if not np.allclose(one, other, rtol=1e-12, atol=1e-12):
+            raise AssertionError(
+                f"{where}: the order of the episodes shows: {one.tolist()} and, with the order reversed, {other.tolist()}"
+            )
+
+
+def _name(function: Callable[..., object]) -> str:
+    return getattr(function, "__name__", type(function).__name__)

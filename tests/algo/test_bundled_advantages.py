@@ -1,0 +1,213 @@
+"""Each bundled advantage: its properties by enumeration, its golden values, and what it climbs where that is no mean return."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from agentrl.algo.advantages import ADVANTAGES
+from agentrl.algo.advantages.episodes import episode as by_episode
+from agentrl.algo.advantages.episodes import max_rl, pass_at_k
+from agentrl.algo.advantages.gae import gae, token_gae, turn_gae
+from agentrl.algo.advantages.options import EpisodeOptions, GaeOptions, PassAtKOptions
+from agentrl.algo.advantages.players import Float64Array
+from agentrl.algo.advantages.turns import returns_to_go
+from agentrl.algo.advantages.whitening import whiten
+from agentrl.algo.slots import NoOptions
+from agentrl.errors import InvariantError
+from agentrl.testing import check_advantage
+from agentrl.testing.properties.timed_trees import Environment, forked_while_running, hindsight, paid_late, racing_branches
+from agentrl.types import Group
+from tests.algo.build import episode, group, linear, turn
+
+
+def load(name: str) -> Callable[..., Sequence[Float64Array]]:
+    module, function = ADVANTAGES[name].function.split(":")
+    return getattr(importlib.import_module(module), function)
+
+
+@pytest.mark.parametrize("name", ["turn", "rloo", "optimal_baseline", "reinforce_plus_plus"])
+def test_its_expected_estimate_is_the_policy_gradient(name: str) -> None:
+    check_advantage(load(name), ADVANTAGES[name].options(), bias="none")
+
+
+def test_the_group_mean_loses_the_same_share_of_the_gradient_in_whole_and_short_groups() -> None:
+    report = check_advantage(by_episode, EpisodeOptions())
+    assert report.factors == pytest.approx({2: 2 / 3, 3: 2 / 3})
+
+
+def test_dr_grpo_loses_more_of_the_gradient_in_short_groups() -> None:
+    options = ADVANTAGES["dr_grpo"].options()
+    assert check_advantage(load("dr_grpo"), options, lost_members=False).factors == pytest.approx({2: 1 / 2, 3: 2 / 3})
+    with pytest.raises(AssertionError, match="lost a member"):
+        check_advantage(load("dr_grpo"), options)
+
+
+@pytest.mark.parametrize("name", ["grpo", "max_rl", "pass_at_k"])
+def test_one_that_changes_the_objective_still_climbs_the_return(name: str) -> None:
+    options = ADVANTAGES[name].options()
+    check_advantage(load(name), options, bias="direction")
+    with pytest.raises(AssertionError, match="not the policy gradient"):
+        check_advantage(load(name), options)
+
+
+def credited_by_completion(group: Group, options: NoOptions) -> Sequence[Float64Array]:
+    """Pay a turn what was earned by the turns that were sent when it was complete."""
+    return [
+        np.array(
+            [
+                (own.reward or 0.0)
+                + (one.final_reward or 0.0)
+                + sum(other.reward or 0.0 for other in one.turns if other.sent_after > at and other.player == own.player)
+                for at, own in enumerate(one.turns)
+            ]
+        )
+        for one in group.episodes
+    ]
+
+
+def less_the_best(group: Group, options: NoOptions) -> Sequence[Float64Array]:
+    """Subtract the best return of the group, the own one included."""
+    returns = [one.episode_return for one in group.episodes]
+    return [np.full(len(one.turns), own - max(returns)) for one, own in zip(group.episodes, returns, strict=True)]
+
+
+@pytest.mark.parametrize("function", [credited_by_completion, less_the_best])
+def test_an_advantage_with_a_hidden_bias_is_refused(
+    function: Callable[[Group, NoOptions], Sequence[Float64Array]],
+) -> None:
+    with pytest.raises(AssertionError, match="not the policy gradient"):
+        check_advantage(function, NoOptions(), lost_members=False)
+
+
+def first_is_the_baseline(group: Group, options: NoOptions) -> Sequence[Float64Array]:
+    return [np.full(len(one.turns), one.episode_return - group.episodes[0].episode_return) for one in group.episodes]
+
+
+def test_an_advantage_that_depends_on_the_order_of_the_episodes_is_refused() -> None:
+    with pytest.raises(AssertionError, match="order of the episodes shows"):
+        check_advantage(first_is_the_baseline, NoOptions())
+
+
+RETURNS = (1.0, 0.0, 0.0, 3.0)
+GOLDEN: Mapping[str, Sequence[float]] = {
+    "episode": [0.0, -1.0, -1.0, 2.0],
+    "turn": [0.0, -4 / 3, -4 / 3, 8 / 3],
+    "grpo": [0.0, -1 / math.sqrt(2), -1 / math.sqrt(2), math.sqrt(2)],
+    "dr_grpo": [0.0, -1.0, -1.0, 2.0],
+    "rloo": [0.0, -4 / 3, -4 / 3, 8 / 3],
+    "reinforce_plus_plus": [1.0, 0.0, 0.0, 3.0],
+    "max_rl": [0.0, -1.0, -1.0, 2.0],
+    # k = 2: sets {1,0}, {1,0}, {1,3} give the first (1 - 0) + (1 - 0) + (3 - 3), times 4 / 6, and so on.
+    "pass_at_k": [4 / 3, 0.0, 0.0, 16 / 3],
+    "optimal_baseline": [0.0, -4 / 3, -4 / 3, 8 / 3],
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_golden_values_stay(name: str) -> None:
+    played = group([linear([value]) for value in RETURNS])
+    got = [float(values[0]) for values in load(name)(played, ADVANTAGES[name].options())]
+    assert got == pytest.approx(GOLDEN[name], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(GOLDEN.keys() - {"reinforce_plus_plus"}))
+def test_equal_returns_teach_exactly_nothing(name: str) -> None:
+    for value in (0.1, 0.0, -3e29):
+        played = group([linear([value, None], value)] * 3)
+        assert [values.tolist() for values in load(name)(played, ADVANTAGES[name].options())] == [[0.0, 0.0]] * 3
+
+
+def coin(function: Callable[[Group], Sequence[Float64Array]], members: int, p: float) -> float:
+    """Return the expected estimate of the derivative by the log-odds of an action that succeeds with chance `p`."""
+    total = 0.0
+    for wins in itertools.product((0.0, 1.0), repeat=members):
+        chance = math.prod(p if win else 1 - p for win in wins)
+        values = function(group([linear([win]) for win in wins]))
+        total += chance / members * sum(float(v[0]) * (win - p) for v, win in zip(values, wins, strict=True))
+    return total
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("members", [2, 3, 5])
+def test_max_rl_climbs_a_truncated_log_likelihood(p: float, members: int) -> None:
+    """The derivative of -sum over k below n of (1 - p)^k / k by p, times that of p by the log-odds."""
+    exact = sum((1 - p) ** k for k in range(members - 1)) * p * (1 - p)
+    assert coin(lambda one: max_rl(one, NoOptions()), members, p) == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize(("members", "k"), [(2, 2), (3, 2), (5, 2), (5, 4)])
+def test_pass_at_k_climbs_the_chance_that_one_of_k_succeeds(p: float, members: int, k: int) -> None:
+    exact = k * (1 - p) ** (k - 1) * p * (1 - p)
+    assert coin(lambda one: pass_at_k(one, PassAtKOptions(k=k)), members, p) == pytest.approx(exact, rel=1e-9)
+
+
+def test_a_group_with_fewer_than_k_episodes_learns_nothing() -> None:
+    played = group([linear([1.0]), linear([0.0])])
+    assert [v.tolist() for v in pass_at_k(played, PassAtKOptions(k=3))] == [[0.0], [0.0]]
+
+
+def test_whitening_gives_the_tokens_of_a_batch_mean_0_and_deviation_1() -> None:
+    values = [[np.array([1.0, 2.0]), np.array([3.0])], [np.array([-5.0])]]
+    tokens = [[np.array([3.0, 1.0]), np.array([2.0])], [np.array([4.0])]]
+    result = np.concatenate([one for per_group in whiten(values, tokens) for one in per_group])
+    weights = np.concatenate([one for per_group in tokens for one in per_group])
+    assert (weights * result).sum() == pytest.approx(0.0, abs=1e-12)
+    assert (weights * result**2).sum() / weights.sum() == pytest.approx(1.0)
+    assert whiten([[np.array([7.0]), np.array([7.0])]], [[np.ones(1), np.ones(1)]])[0][0].tolist() == [0.0]
+    assert whiten([], []) == []
+
+
+# A critic's advantages.
+
+
+@pytest.mark.parametrize(("discount", "trace"), [(1.0, 1.0), (0.9, 0.95), (0.5, 0.0)])
+def test_gae_is_the_sum_of_the_discounted_errors(discount: float, trace: float) -> None:
+    rng = np.random.default_rng(1)
+    rewards, values = rng.normal(size=7), rng.normal(size=7)
+    following = np.append(values[1:], 0.0)
+    errors = rewards + discount * following - values
+    exact = [sum((discount * trace) ** (j - i) * errors[j] for j in range(i, 7)) for i in range(7)]
+    assert gae(rewards.tolist(), values.tolist(), discount, trace) == pytest.approx(exact)
+
+
+@pytest.mark.parametrize("environment", [hindsight, paid_late, racing_branches, forked_while_running])
+@pytest.mark.parametrize("discount", [1.0, 0.5])
+def test_with_a_trace_of_1_a_turn_gets_its_return_to_go_less_its_value(environment: Environment, discount: float) -> None:
+    options = GaeOptions(discount=discount, trace=1.0)
+    for number, outcome in enumerate(environment()):
+        one = outcome.trajectory()
+        values = [np.full(1, 0.1 * number + at, np.float32) for at in range(len(one.turns))]
+        [estimate] = turn_gae(group([one]), options, [values])
+        expected = returns_to_go(one, discount) - np.concatenate(values)
+        assert np.concatenate(estimate.advantages) == pytest.approx(expected)
+        assert np.concatenate(estimate.targets) == pytest.approx(returns_to_go(one, discount))
+
+
+def test_token_gae_runs_over_the_tokens_of_all_turns_and_pays_a_turn_at_its_last_one() -> None:
+    one = episode([turn(1.0, tokens=2), turn(None, 0, tokens=3)], 5.0)
+    values = [np.array([0.5, 0.25], np.float32), np.array([0.0, 1.0, 2.0], np.float32)]
+    [estimate] = token_gae(group([one]), GaeOptions(discount=0.9, trace=0.8), [values])
+    flat = gae([0.0, 1.0, 0.0, 0.0, 5.0], [0.5, 0.25, 0.0, 1.0, 2.0], 0.9, 0.8)
+    assert [values.tolist() for values in estimate.advantages] == [pytest.approx(flat[:2]), pytest.approx(flat[2:])]
+    assert np.concatenate(estimate.targets) == pytest.approx(np.array(flat) + np.concatenate(values))
+
+
+def test_independent_branches_share_no_step_of_a_token_gae() -> None:
+    turns = [turn(1.0, branch=(0,), tokens=2), turn(7.0, sent_after=1, branch=(1,), tokens=1)]
+    values = [np.zeros(2, np.float32), np.zeros(1, np.float32)]
+    [estimate] = token_gae(group([episode(turns)]), GaeOptions(discount=1.0, trace=1.0), [values])
+    assert [one.tolist() for one in estimate.advantages] == [[1.0, 1.0], [7.0]]
+
+
+def test_values_that_do_not_fit_the_tokens_are_refused() -> None:
+    one = episode([turn(1.0, tokens=2)])
+    for wrong in ([np.zeros(3, np.float32)], [np.array([0.0, np.nan], np.float32)], []):
+        with pytest.raises(InvariantError, match="finite value for each of"):
+            turn_gae(group([one]), GaeOptions(), [wrong])

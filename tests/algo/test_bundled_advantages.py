@@ -1,4 +1,4 @@
-"""Each bundled advantage: its properties by enumeration, its golden values, and what it climbs where that is no mean return."""
+"""Each bundled advantage: its properties by enumeration, its golden values, and what it climbs if that is no mean return."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _check_one_factor(found: dict[int, list[float]], lost_members: bool, name: s
         if max(factors) - min(factors) > TOLERANCE:
             raise AssertionError(
                 f"{name}: in groups of {size} the estimate is {min(factors):.4f} to {max(factors):.4f} times the "
-                "gradient, by environment; expected one number for all (a division by the spread of a group: pass bias='direction')"
+                "gradient, by environment; expected one number for all, or bias='direction' where a spread divides"
             )
     if lost_members and abs(found[2][0] - found[3][0]) > TOLERANCE:
         raise AssertionError(
@@ -124,11 +124,11 @@ def _check_order(
     outcomes: Sequence[Outcome], estimate: Callable[[Sequence[Trajectory]], Sequence[Float64Array]], where: str
 ) -> None:
     episodes = [outcomes[at % len(outcomes)].trajectory() for at in (0, len(outcomes) - 1, 1)]
-    forward, backward = estimate(episodes), estimate(episodes[::-1])
-    for one, other in zip(forward, reversed(backward), strict=True):
+    first, turned = estimate(episodes), estimate([*episodes[1:], episodes[0]])
+    for one, other in zip(first, [turned[-1], *turned[:-1]], strict=True):
         if not np.allclose(one, other, rtol=1e-12, atol=1e-12):
             raise AssertionError(
-                f"{where}: the order of the episodes shows: {one.tolist()} and, with the order reversed, {other.tolist()}"
+                f"{where}: the order of the episodes shows: {one.tolist()} and, with the first one last, {other.tolist()}"
             )
 
 

@@ -1,0 +1,300 @@
+"""What stale data do to six losses, on a policy that is a table: all seeds, lags and learning rates in one tensor.
+
+Run: `python -m benchmarks.staleness` (about 10 minutes on two cores). It prints tables and writes
+benchmarks/results/staleness.json, from which `python -m docs.figures.staleness` draws.
+
+The task: 8 tokens in two turns, of 8 kinds each; the policy has logits for each of 4 tasks, place and last token. 3 of the 8
+tokens are good in each state, and an episode succeeds (reward 1) with at least 6 good ones. A step trains 4 groups of 8
+episodes that the policy of `lag` steps ago sampled; advantage `episode`, Adam, gradients clipped to norm 1, as in a run.
+Success is exact: a sum over all episodes. The losses and corrections are those of agentrl.
+
+  naive       PPO around the policy that sampled (`correction: {proximal: behavior}`)
+  decoupled   PPO around the policy before the step, w with a cap of 5 (the default of a run)
+  none        the same without w
+  tis         the same with w cut at 2
+  dppo_tv     the loss `dppo_tv`
+  guard       decoupled, and the learning rate times sqrt(effective sample size / episodes), over weights of episodes (VCPO)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from agentrl.algo.corrections.options import CapOptions
+from agentrl.algo.corrections.proximal import behavior, forward
+from agentrl.algo.corrections.tokens import clamp, mask, none
+from agentrl.algo.loss_batch import LossBatch, LossTotals, TokenLoss, Weights
+from agentrl.algo.losses.clipped import ppo
+from agentrl.algo.losses.options import DppoTvOptions, PpoOptions
+from agentrl.algo.losses.weighted import dppo_tv
+from agentrl.algo.slots import NoOptions
+from agentrl.algo.staleness import learning_rate_factor
+from benchmarks.machine import describe_machine
+
+RESULTS = Path(__file__).parent / "results" / "staleness.json"
+TASKS, LENGTH, TOKENS, GOOD, NEEDED = 4, 8, 8, 3, 6
+TURN_LENGTH, MEMBERS = 4, 8
+EPISODES = TASKS * MEMBERS
+LAGS, RATES, MINIBATCHES = (0, 2, 4, 8, 16), (0.03, 0.1), (1, 4)
+EVALUATE_EVERY = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A loss with its correction, as the run file would name them."""
+
+    loss: Callable[[LossBatch], TokenLoss]
+    correction: Callable[[LossBatch], Weights]
+    proximal: Callable[[LossBatch], Tensor] = forward
+    guarded: bool = False
+
+
+def clipped(batch: LossBatch) -> TokenLoss:
+    return ppo(batch, PpoOptions())
+
+
+def uncorrected(batch: LossBatch) -> Weights:
+    return none(batch, NoOptions())
+
+
+ARMS = {
+    "naive": Arm(clipped, uncorrected, proximal=behavior),
+    "decoupled": Arm(clipped, lambda batch: mask(batch, CapOptions(cap=5.0))),
+    "none": Arm(clipped, uncorrected),
+    "tis": Arm(clipped, lambda batch: clamp(batch, CapOptions(cap=2.0))),
+    "dppo_tv": Arm(lambda batch: dppo_tv(batch, DppoTvOptions()), uncorrected),
+    "guard": Arm(clipped, lambda batch: mask(batch, CapOptions(cap=5.0)), guarded=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The settings of R runs, [R] each: every lag and learning rate with every seed."""
+
+    lag: Tensor
+    rate: Tensor
+    seed: Tensor
+    good: Tensor
+    """[R, TASKS, LENGTH, TOKENS (last), TOKENS] bool, the same for one seed."""
+
+
+def replicas(seeds: int) -> Replicas:
+    """Return all lags and rates with `seeds` seeds."""
+    generator = torch.Generator().manual_seed(1)
+    order = torch.rand(seeds, TASKS, LENGTH, TOKENS, TOKENS, generator=generator).argsort(-1)
+    grid = torch.cartesian_prod(torch.tensor(LAGS), torch.arange(len(RATES)), torch.arange(seeds))
+    return Replicas(grid[:, 0], torch.tensor(RATES)[grid[:, 1]], grid[:, 2], (order < GOOD)[grid[:, 2]])
+
+
+def success(logits: Tensor, good: Tensor) -> Tensor:
+    """Return the exact chance of a success, [R], mean over tasks."""
+    chances = logits.softmax(-1)
+    reached = logits.new_zeros(*logits.shape[:2], TOKENS, LENGTH + 1)
+    reached[:, :, 0, 0] = 1.0
+    for place in range(LENGTH):
+        step = torch.einsum("rtlg,rtlk->rtlkg", reached, chances[:, :, place])
+        right = good[:, :, place, :, :, None]
+        moved = torch.where(right, step.roll(1, -1), step)
+        reached = moved.sum(2)
+    return reached[..., NEEDED:].sum((-1, -2)).mean(1)
+
+
+def play(logits: Tensor, good: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the states, [R, EPISODES, LENGTH, 3] (task, last token, token), and the rewards, [R, EPISODES]."""
+    count = len(logits)
+    rows = torch.arange(count)[:, None]
+    task = torch.arange(TASKS).repeat_interleave(MEMBERS).expand(count, -1)
+    last = torch.zeros(count, EPISODES, dtype=torch.long)
+    steps: list[Tensor] = []
+    right = torch.zeros(count, EPISODES)
+    for place in range(LENGTH):
+        token = (logits[rows, task, place, last] + noise[:, :, place]).argmax(-1)
+        right += good[rows, task, place, last, token]
+        steps.append(torch.stack([task, last, token], -1))
+        last = token
+    return torch.stack(steps, 2), (right >= NEEDED).float()
+
+
+def logprobs(logits: Tensor, states: Tensor) -> Tensor:
+    """Return the log-probs, [R, E, LENGTH], of the tokens in `states`."""
+    rows = torch.arange(len(logits))[:, None, None]
+    places = torch.arange(LENGTH)
+    task, last, token = states.unbind(-1)
+    return logits.log_softmax(-1)[rows, task, places, last, token]
+
+
+def loss_of(arm: Arm, current: Tensor, proximal: Tensor, mu: Tensor, advantages: Tensor, lag: Tensor) -> Tensor:
+    """Return the sum over replicas of the token mean of the loss; all are [R, E, LENGTH] but `lag`, [R]."""
+    episodes = current.shape[1]
+    token = torch.arange(current.numel())
+    sample = token // LENGTH
+    batch = LossBatch(
+        current_logprobs=current.reshape(-1),
+        proximal_logprobs=proximal.reshape(-1),
+        behavior_logprobs=mu.reshape(-1),
+        advantages=advantages.reshape(-1),
+        ages=lag[:, None, None].expand_as(current).reshape(-1),
+        turn=token // TURN_LENGTH,
+        sample=sample,
+        group=sample // MEMBERS,
+        role=torch.zeros_like(sample),
+        player=torch.zeros_like(sample),
+        rewards=advantages.reshape(-1),
+        totals=LossTotals(tokens=episodes * LENGTH, turns=episodes * LENGTH // TURN_LENGTH, samples=episodes),
+    )
+    batch = replace(batch, proximal_logprobs=arm.proximal(batch))
+    weights = arm.correction(batch)
+    return (arm.loss(batch).loss * weights.weight * weights.keep).sum() / batch.totals.tokens
+
+
+class Adam:
+    """Adam with a learning rate for each replica, and the gradient of each clipped to norm 1."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._first, self._second, self._steps = torch.zeros_like(like), torch.zeros_like(like), 0
+
+    def step(self, logits: Tensor, gradient: Tensor, rate: Tensor) -> Tensor:
+        """Return the logits after a step."""
+        self._steps += 1
+        norm = gradient.flatten(1).norm(dim=1).clamp(min=1.0)
+        gradient = gradient / norm.view(-1, 1, 1, 1, 1)
+        self._first = 0.9 * self._first + 0.1 * gradient
+        self._second = 0.999 * self._second + 0.001 * gradient**2
+        first, second = self._first / (1 - 0.9**self._steps), self._second / (1 - 0.999**self._steps)
+        return logits - rate.view(-1, 1, 1, 1, 1) * first / (second.sqrt() + 1e-8)
+
+
+def train(arm: Arm, runs: Replicas, minibatches: int, steps: int) -> tuple[Tensor, Tensor]:
+    """Return the success at each evaluation, [evaluations, R], and the smallest ratio of effective samples, [R]."""
+    generator = torch.Generator().manual_seed(2)
+    seeds = int(runs.seed.max()) + 1
+    logits = torch.zeros(len(runs.seed), TASKS, LENGTH, TOKENS, TOKENS)
+    history, optimizer = [logits], Adam(logits)
+    curve = [success(logits, runs.good)]
+    smallest = torch.ones(len(logits))
+    for number in range(steps):
+        versions = torch.stack(history)
+        sampler = versions[(len(history) - 1 - runs.lag).clamp(min=0), torch.arange(len(logits))]
+        # Every arm, lag and rate of a seed draws the same numbers, so that differences between arms are paired.
+        noise = torch.rand(seeds, EPISODES, LENGTH, TOKENS, generator=generator).clamp(1e-9, 1 - 1e-7)
+        states, rewards = play(sampler, runs.good, -(-noise.log()).log()[runs.seed])
+        by_group = rewards.view(-1, TASKS, MEMBERS)
+        advantages = (by_group - by_group.mean(-1, keepdim=True)).flatten(1)[:, :, None].expand(-1, -1, LENGTH)
+        mu, proximal = logprobs(sampler, states), logprobs(logits, states)
+        ratio = effective(proximal - mu)
+        smallest = torch.minimum(smallest, ratio)
+        factors = [learning_rate_factor(min(one, 1.0)) for one in ratio.tolist()]
+        rate = runs.rate * torch.tensor(factors) if arm.guarded else runs.rate
+        parts = torch.randperm(EPISODES, generator=generator).chunk(minibatches)
+        for part in parts:
+            leaf = logits.requires_grad_()
+            loss = loss_of(
+                arm, logprobs(leaf, states[:, part]), proximal[:, part], mu[:, part], advantages[:, part], runs.lag
+            )
+            (gradient,) = torch.autograd.grad(loss, [leaf])
+            logits = optimizer.step(logits.detach(), gradient, rate)
+        history = [*history, logits][-max(LAGS) - 1 :]
+        if (number + 1) % EVALUATE_EVERY == 0:
+            curve.append(success(logits, runs.good))
+    return torch.stack(curve), smallest
+
+
+def effective(log_weights: Tensor) -> Tensor:
+    """Return (sum W)^2 / (E sum W^2) over episodes, [R]; `sequence_ess_ratio` for all replicas at once."""
+    total = log_weights.sum(-1)
+    weights = (total - total.amax(1, keepdim=True)).exp()
+    return weights.sum(1) ** 2 / (weights.shape[1] * (weights**2).sum(1))
+
+
+def collapsed_at(curve: Tensor) -> Tensor:
+    """Return, for each replica, the step at which success fell below half of its best, itself above 0.2; else NaN."""
+    best = curve.cummax(0).values
+    fallen = (curve < best / 2) & (best > 0.2)
+    first = fallen.float().argmax(0) * EVALUATE_EVERY
+    return torch.where(fallen.any(0), first.float(), torch.nan)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and half of its 95 % interval."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    return float(tensor.mean()), float(1.96 * tensor.std() / math.sqrt(len(tensor)))
+
+
+def measure(seeds: int, steps: int) -> list[dict[str, float | str]]:
+    """Return one row for each arm, lag, rate and number of minibatches."""
+    runs = replicas(seeds)
+    rows: list[dict[str, float | str]] = []
+    for minibatches in MINIBATCHES:
+        curves = {}
+        for name, arm in ARMS.items():
+            started = time.perf_counter()
+            curves[name] = train(arm, runs, minibatches, steps)
+            print(f"{name}, {minibatches} minibatches: {time.perf_counter() - started:.0f} s", flush=True)
+        for name, (curve, smallest) in curves.items():
+            for lag in LAGS:
+                for rate in RATES:
+                    at = (runs.lag == lag) & (runs.rate == torch.tensor(rate))
+                    final, baseline = curve[-1, at], curves["none"][0][-1, at]
+                    mean, half = interval(final.tolist())
+                    gain, gain_half = interval((final - baseline).tolist())
+                    fell = collapsed_at(curve[:, at])
+                    rows.append(
+                        {
+                            "arm": name,
+                            "lag": lag,
+                            "rate": rate,
+                            "minibatches": minibatches,
+                            "success": mean,
+                            "half_interval": half,
+                            "over_none": gain,
+                            "over_none_half_interval": gain_half,
+                            "area": float(curve[:, at].mean()),
+                            "smallest_ess": float(smallest[at].median()),
+                            "collapsed": float((~fell.isnan()).float().mean()),
+                            "steps_to_collapse": float(fell.nanmedian()),
+                        }
+                    )
+    return rows
+
+
+def show(rows: Sequence[dict[str, float | str]]) -> str:
+    """Return a table of final success for each number of minibatches and rate."""
+    lines: list[str] = []
+    for minibatches in MINIBATCHES:
+        for rate in RATES:
+            lines += [f"\n{minibatches} minibatches, learning rate {rate}", "| arm | " + " | ".join(map(str, LAGS)) + " |"]
+            lines.append("|---|" + "---|" * len(LAGS))
+            for name in ARMS:
+                of_arm = [r for r in rows if r["arm"] == name and r["rate"] == rate and r["minibatches"] == minibatches]
+                cells = [f"{r['success']:.3f} ± {r['half_interval']:.3f}" for r in of_arm]
+                lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=200)
+    arguments = parser.parse_args()
+    started = time.perf_counter()
+    rows = measure(arguments.seeds, arguments.steps)
+    print(show(rows))
+    seconds = round(time.perf_counter() - started)
+    about = describe_machine("torch") | {"seconds": str(seconds)}
+    RESULTS.write_text(
+        json.dumps({"machine": about, "seeds": arguments.seeds, "steps": arguments.steps, "rows": rows}, indent=1) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -39,7 +39,7 @@ COMMANDS: Final = {
         "Serve a checkpoint with the embedded server: SGLang's HTTP protocol, and the OpenAI API under /v1.",
     ),
     "online": Command(
-        "online:online_command",
+        "online.online_command:online_command",
         "Serve the policy to real clients over HTTP, and train it on their feedback while it serves.",
     ),
     "chat": Command(

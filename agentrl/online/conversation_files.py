@@ -29,7 +29,7 @@ _TAKEN: Final = "taken.jsonl"
 RewardValue: TypeAlias = float | dict[str, float]
 
 
-class Opened(msgspec.Struct, frozen=True, tag="opened"):
+class OpeningLine(msgspec.Struct, frozen=True, tag="opened"):
     """The first line of a conversation."""
 
     id: str
@@ -38,7 +38,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     """The id under which the client knows it."""
 
 
-class Answered(msgspec.Struct, frozen=True, tag="answered"):
+class AnswerLine(msgspec.Struct, frozen=True, tag="answered"):
     """A turn."""
 
     answer: str
@@ -47,7 +47,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
     """The turn without its reward, by `pack_turn`."""
 
 
-class Feedback(msgspec.Struct, frozen=True, tag="feedback"):
+class FeedbackLine(msgspec.Struct, frozen=True, tag="feedback"):
     """A reward that was accepted."""
 
     turn: int | None
@@ -57,7 +57,7 @@ class Feedback(msgspec.Struct, frozen=True, tag="feedback"):
     """`Turn.rewarded_at`."""
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
+class EndLine(msgspec.Struct, frozen=True, tag="ended"):
     """The last line of a conversation that ended with feedback."""
 
 
@@ -66,16 +66,16 @@ class _Taken(msgspec.Struct, frozen=True):
     ids: tuple[str, ...]
 
 
-ConversationLine: TypeAlias = Opened | Answered | Feedback | Ended
+ConversationLine: TypeAlias = OpeningLine | AnswerLine | FeedbackLine | EndLine
 
 
 @dataclass(slots=True, kw_only=True)
 class StoredConversation:
     """A conversation as an earlier process left it."""
 
-    opened: Opened
+    opened: OpeningLine
     answers: list[tuple[str, Turn]] = field(default_factory=list[tuple[str, Turn]])
-    feedback: list[Feedback] = field(default_factory=list[Feedback])
+    feedback: list[FeedbackLine] = field(default_factory=list[FeedbackLine])
     is_ended: bool = False
 
 
@@ -93,7 +93,7 @@ class ConversationFiles:
 
     def add_turn(self, conversation: str, answer: str, turn: Turn) -> None:
         """Add a turn, which has no reward yet."""
-        self.add(conversation, Answered(answer=answer, turn=bytes(pack_turn(turn))))
+        self.add(conversation, AnswerLine(answer=answer, turn=bytes(pack_turn(turn))))
 
     async def sync(self, conversation: str) -> None:
         """Return when all lines of a conversation are on the disk."""
@@ -191,13 +191,13 @@ def _read_conversation(path: Path) -> StoredConversation | None:
     try:
         for text in path.read_bytes().splitlines():
             line = msgspec.json.decode(text, type=ConversationLine)
-            if isinstance(line, Opened):
+            if isinstance(line, OpeningLine):
                 stored = StoredConversation(opened=line)
             elif stored is None:
                 raise InvariantError("the file does not begin with the beginning of a conversation")
-            elif isinstance(line, Answered):
+            elif isinstance(line, AnswerLine):
                 stored.answers.append((line.answer, unpack_turn(msgspec.Raw(line.turn))))
-            elif isinstance(line, Feedback):
+            elif isinstance(line, FeedbackLine):
                 stored.feedback.append(line)
             else:
                 stored.is_ended = True

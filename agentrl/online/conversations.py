@@ -51,7 +51,7 @@ class Mark(NamedTuple):
     value: str | bytes
 
 
-class Conversation:
+class OnlineConversation:
     """A conversation of one client, which is an episode of the run."""
 
     def __init__(self, *, client: str, name: str | None, episode: Episode, ticket: Ticket, flight: ExitStack) -> None:
@@ -104,27 +104,27 @@ class _Remembered(Generic[Value]):
             self._values.popitem(last=False)
 
 
-class Conversations:
+class OpenConversations:
     """The open conversations of all clients."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Conversation] = {}
-        self._by_mark: dict[Mark, Conversation] = {}
+        self._open: dict[str, OnlineConversation] = {}
+        self._by_mark: dict[Mark, OnlineConversation] = {}
         self._ended = _Remembered[None](_ENDED)
-        self._openings = _Remembered[Conversation](_OPENINGS)
+        self._openings = _Remembered[OnlineConversation](_OPENINGS)
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def __iter__(self) -> Iterator[Conversation]:
+    def __iter__(self) -> Iterator[OnlineConversation]:
         return iter(tuple(self._open.values()))
 
-    def add(self, conversation: Conversation) -> None:
+    def add(self, conversation: OnlineConversation) -> None:
         """Add an open conversation; a later one of the same name takes the place of an earlier one."""
         self._open[conversation.episode.id] = conversation
         self._mark(conversation, "name", conversation.name)
 
-    def answered(self, conversation: Conversation, messages: Sequence[Message], answer: Answer) -> None:
+    def answered(self, conversation: OnlineConversation, messages: Sequence[Message], answer: Answer) -> None:
         """Remember an answer, by which later requests find the conversation; `messages` are those of its request."""
         self.add_answer(conversation, answer.id)
         prefix = b""
@@ -135,15 +135,15 @@ class Conversations:
             if call.id is not None:
                 self._mark(conversation, "call", call.id)
 
-    def add_answer(self, conversation: Conversation, answer: str) -> None:
+    def add_answer(self, conversation: OnlineConversation, answer: str) -> None:
         """Remember the id of an answer."""
         self._mark(conversation, "answer", answer)
 
-    def named(self, client: str, name: str) -> Conversation | None:
+    def named(self, client: str, name: str) -> OnlineConversation | None:
         """Return the open conversation of this name."""
         return self._by_mark.get(Mark(client, "name", name))
 
-    def of_response(self, client: str, response_id: str) -> Conversation | None:
+    def of_response(self, client: str, response_id: str) -> OnlineConversation | None:
         """Return the open conversation with a response, whatever dialect it has."""
         found = (self._by_mark.get(Mark(client, "answer", answer)) for answer in _answer_ids(response_id))
         return next((each for each in found if each is not None), None)
@@ -153,7 +153,7 @@ class Conversations:
         marks = [Mark(client, "name", identity), *(Mark(client, "answer", each) for each in _answer_ids(identity))]
         return any(mark in self._ended for mark in marks)
 
-    def continued(self, client: str, messages: Sequence[Message]) -> Conversation | None:
+    def continued(self, client: str, messages: Sequence[Message]) -> OnlineConversation | None:
         """Return the open conversation that the messages of a request continue."""
         prefix, found = b"", None
         answers = [at for at, message in enumerate(messages) if role_of(message) == "assistant"]
@@ -165,16 +165,16 @@ class Conversations:
         by_call = (self._by_mark.get(Mark(client, "call", each)) for each in ids)
         return found or next((each for each in by_call if each is not None), None)
 
-    def opened_by(self, client: str, body: bytes) -> Conversation | None:
+    def opened_by(self, client: str, body: bytes) -> OnlineConversation | None:
         """Return the open conversation whose first request had this body."""
         found = self._openings.get(Mark(client, "opening", _body_digest(body)))
         return found if found is not None and found.episode.is_open else None
 
-    def remember_opening(self, conversation: Conversation, body: bytes) -> None:
+    def remember_opening(self, conversation: OnlineConversation, body: bytes) -> None:
         """Remember the body of a first request."""
         self._openings.put(Mark(conversation.client, "opening", _body_digest(body)), conversation)
 
-    def close(self, conversation: Conversation) -> None:
+    def close(self, conversation: OnlineConversation) -> None:
         """Forget a conversation that has ended, but for the fact that it has."""
         del self._open[conversation.episode.id]
         for mark in conversation.marks:
@@ -183,7 +183,7 @@ class Conversations:
             if mark.kind in ("name", "answer"):
                 self._ended.put(mark, None)
 
-    def _mark(self, conversation: Conversation, kind: str, value: str | bytes) -> None:
+    def _mark(self, conversation: OnlineConversation, kind: str, value: str | bytes) -> None:
         mark = Mark(conversation.client, kind, value)
         self._by_mark[mark] = conversation
         conversation.marks.append(mark)

@@ -28,7 +28,7 @@ from agentrl.gateway.sessions.server import (
     turn_away,
 )
 from agentrl.online.client_keys import ClientKey, KeyRing
-from agentrl.online.conversations import Conversation, checked_name, conversation_name
+from agentrl.online.conversations import OnlineConversation, checked_name, conversation_name
 from agentrl.online.traffic import GivenFeedback, Traffic
 from agentrl.servers.http.errors import decode_body, json_reply
 from agentrl.servers.listening import Connections, guard, listening, sent_key
@@ -85,7 +85,7 @@ class OnlineServer:
 
     def _conversation(
         self, request: web.Request, client: str, place: RequestPlace, dialect: Dialect, body: bytes
-    ) -> tuple[Conversation, DialectCall]:
+    ) -> tuple[OnlineConversation, DialectCall]:
         """Return the conversation of a request, perhaps a new one, and its call."""
         open_ones, fields = self._traffic.conversations, _fields_of(body)
         name = conversation_name(place.secret, request.headers.get(CONVERSATION_HEADER), fields)
@@ -107,7 +107,7 @@ class OnlineServer:
 
     def _repeated(
         self, request: web.Request, client: str, place: RequestPlace, dialect: Dialect, call: DialectCall, body: bytes
-    ) -> Conversation | None:
+    ) -> OnlineConversation | None:
         """Return the conversation whose first request this one makes again."""
         found = self._traffic.conversations.opened_by(client, body)
         if found is None or found.session is None:

@@ -29,8 +29,15 @@ from agentrl.gateway.body import CallRefused
 from agentrl.gateway.dialect import DialectCall
 from agentrl.gateway.sessions.rewards import find_turn, set_reward
 from agentrl.gateway.sessions.session import EpisodeSession
-from agentrl.online.conversation_files import ConversationFiles, Ended, Feedback, Opened, StoredConversation, plain_reward
-from agentrl.online.conversations import TRAFFIC, Conversation, Conversations, restored_episode
+from agentrl.online.conversation_files import (
+    ConversationFiles,
+    EndLine,
+    FeedbackLine,
+    OpeningLine,
+    StoredConversation,
+    plain_reward,
+)
+from agentrl.online.conversations import TRAFFIC, OnlineConversation, OpenConversations, restored_episode
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Group, StopReason, Turn
 
@@ -78,7 +85,7 @@ class Traffic:
         served: Callable[[Traffic], AbstractAsyncContextManager[object]],
     ) -> None:
         self._renderer, self._run, self._settings, self._served = renderer, run, settings, served
-        self.conversations = Conversations()
+        self.conversations = OpenConversations()
         """The open ones."""
         self._files = ConversationFiles(run.run_dir)
         self._ids: dict[int, str] = {}
@@ -120,7 +127,7 @@ class Traffic:
         version = min(group.admitted_version for group in groups)
         return (Group(index=groups[0].index, task=TRAFFIC, episodes=episodes, admitted_version=version),)
 
-    def open(self, client: str, name: str | None) -> Conversation:
+    def open(self, client: str, name: str | None) -> OnlineConversation:
         """Return a new conversation of a client.
 
         Raises:
@@ -137,10 +144,10 @@ class Traffic:
         ticket = _ticket(intake)
         on_turn = flight.enter_context(intake.flight(episode_id, TRAFFIC.id, ticket.index))
         policy = self._policy(intake, episode_id, on_turn)
-        conversation = Conversation(client=client, name=name, episode=policy.episode, ticket=ticket, flight=flight)
+        conversation = OnlineConversation(client=client, name=name, episode=policy.episode, ticket=ticket, flight=flight)
         session = EpisodeSession(Client(policy), on_answer=partial(self._answered, conversation))
         conversation.session = session
-        self._files.add(episode_id, Opened(id=episode_id, client=client, name=conversation.name))
+        self._files.add(episode_id, OpeningLine(id=episode_id, client=client, name=conversation.name))
         self._add(conversation)
         tasks.start_soon(_serve_calls, conversation, session)
         return conversation
@@ -151,16 +158,16 @@ class Traffic:
         with closing(EpisodeSession(Client(self._policy(intake, "", None)))) as session:
             return session.count_tokens(call)
 
-    def touch(self, conversation: Conversation) -> None:
+    def touch(self, conversation: OnlineConversation) -> None:
         """Take note that somebody uses a conversation, which puts off its end."""
         conversation.expires_at = anyio.current_time() + self._settings.idle_s
 
-    def abandon(self, conversation: Conversation) -> None:
+    def abandon(self, conversation: OnlineConversation) -> None:
         """End a conversation whose first request failed."""
         if conversation.episode.is_open and not conversation.episode.turns and not conversation.is_busy:
             self._end(conversation)
 
-    async def accept(self, conversation: Conversation, feedback: GivenFeedback) -> None:
+    async def accept(self, conversation: OnlineConversation, feedback: GivenFeedback) -> None:
         """Set a reward; it is on the disk when this returns.
 
         Raises:
@@ -180,7 +187,7 @@ class Traffic:
             branch = () if turn is None else episode.turns[turn].branch
             set_reward(episode, feedback.value, feedback.response_id, (branch,))
         at = None if turn is None else episode.turns[turn].rewarded_at
-        line = Feedback(turn=turn, reward=plain_reward(feedback.value), at=at)
+        line = FeedbackLine(turn=turn, reward=plain_reward(feedback.value), at=at)
         self.touch(conversation)
         try:
             with anyio.CancelScope(shield=True):
@@ -209,14 +216,14 @@ class Traffic:
         )
         return PolicyBackend(intake.backend, self._renderer, self._run.sampling, settings, seed=self._run.seed)
 
-    def _add(self, conversation: Conversation) -> None:
+    def _add(self, conversation: OnlineConversation) -> None:
         self._ids[conversation.ticket.index] = conversation.episode.id
         self.conversations.add(conversation)
         self.touch(conversation)
         self._added.set()
         self._added = anyio.Event()
 
-    def _answered(self, conversation: Conversation, call: DialectCall, answer: Answer) -> None:
+    def _answered(self, conversation: OnlineConversation, call: DialectCall, answer: Answer) -> None:
         episode = conversation.episode
         turn = episode.turn_of(answer.id)
         assert turn is not None, "an answer is a recorded turn"
@@ -231,7 +238,9 @@ class Traffic:
         on_turn = flight.enter_context(intake.flight(episode.id, TRAFFIC.id, ticket.index))
         for turn in episode.turns:
             on_turn(turn)
-        conversation = Conversation(client=opened.client, name=opened.name, episode=episode, ticket=ticket, flight=flight)
+        conversation = OnlineConversation(
+            client=opened.client, name=opened.name, episode=episode, ticket=ticket, flight=flight
+        )
         self._add(conversation)
         for answer, _ in stored.answers:
             self.conversations.add_answer(conversation, answer)
@@ -249,10 +258,10 @@ class Traffic:
                     self.touch(conversation)
                 elif conversation.expires_at <= anyio.current_time():
                     if conversation.has_feedback:
-                        self._files.add(conversation.episode.id, Ended())
+                        self._files.add(conversation.episode.id, EndLine())
                     self._end(conversation)
 
-    def _end(self, conversation: Conversation) -> None:
+    def _end(self, conversation: OnlineConversation) -> None:
         """End an episode, and put it into the buffer or drop it."""
         intake, _ = self._parts()
         episode, ticket, has_feedback = conversation.episode, conversation.ticket, conversation.has_feedback
@@ -278,7 +287,7 @@ class Traffic:
         intake.buffer.complete(group)
 
 
-async def _serve_calls(conversation: Conversation, session: EpisodeSession) -> None:
+async def _serve_calls(conversation: OnlineConversation, session: EpisodeSession) -> None:
     with conversation.scope:
         await session.run()
 

@@ -184,9 +184,7 @@ async def test_a_conversation_older_than_the_bound_is_left(tmp_path: Path, rende
     assert dropped["reason"] == "over_age"
 
 
-async def test_a_run_is_idle_while_it_waits_for_people_and_not_while_a_call_runs(
-    tmp_path: Path, renderer: Renderer
-) -> None:
+async def test_a_run_is_idle_while_it_waits_for_people_and_not_while_a_call_runs(tmp_path: Path, renderer: Renderer) -> None:
     hold = Hold()
 
     def script(call: ScriptedCall) -> ScriptedReply:

@@ -85,8 +85,8 @@ def check_online(run: RunConfig) -> None:
     algorithm = run.algorithm
     if algorithm.staleness_policy == "wait":
         raise ConfigError(
-            "algorithm.staleness_policy: wait makes servers wait for the trainer, and users do not wait; set drop, which leaves "
-            "conversations with a token over algorithm.max_staleness, or mask, which leaves such tokens alone"
+            "algorithm.staleness_policy: wait makes servers wait for the trainer, and users do not wait; set drop, which "
+            "leaves conversations with a token over algorithm.max_staleness, or mask, which leaves such tokens alone"
         )
     if algorithm.group_size * algorithm.groups_per_step < 2:
         raise ConfigError(

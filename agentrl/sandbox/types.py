@@ -6,7 +6,7 @@ Invariant: a result describes what the program did. A sandbox that could not do 
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -177,7 +177,12 @@ def check_files(files: Mapping[str, bytes]) -> None:
     """
     if len(files) > MAX_FILES:
         raise ConfigError(f"sandbox files: expected at most {MAX_FILES}, got {len(files)}")
-    for name in files:
+    check_paths(files)
+
+
+def check_paths(names: Iterable[str]) -> None:
+    """Refuse paths that leave the working directory."""
+    for name in names:
         path = PurePosixPath(name)
         if not name or path.is_absolute() or ".." in path.parts or "\0" in name or str(path) in (".", ""):
             raise ConfigError(f"sandbox file {name!r}: expected a relative path without '..', such as 'tests/data.txt'")

@@ -36,6 +36,8 @@ from agentrl.episode.checks import check_reward
 from agentrl.errors import ConfigError, EnvironmentFault, WorkflowError, boundary
 from agentrl.sandbox import Ending, Limits, Program, Result, SandboxConfig, SandboxPool, open_sandbox
 from agentrl.sandbox.base import no_passage
+from agentrl.sandbox.types import check_paths
+from agentrl.sandbox.unsafe import write_tree
 from agentrl.types import JsonValue, Task
 from agentrl.user_code import import_user_object
 from agentrl.workflow import RolloutWorkflow
@@ -73,7 +75,9 @@ class CommandSettings(DoorSettings):
     runs as a process of this user. Its limits `wall_s` and `output_kb` are `timeout_s` and `output_kb` below."""
     directory: str | None = None
     """A directory whose contents the working directory begins with, such as `tasks/{task.id}`; None: it is empty."""
-    hide: tuple[str, ...] = ("answer", "reference", "tests")
+    files: str | None = None
+    """A field of the task with texts by path, which are written into the working directory, too."""
+    hide: tuple[str, ...] = ("answer", "reference", "tests", "driver", "calls")
     """Fields of the task that `task.json` leaves out: the program, and so the policy, can read the file."""
     result: str | None = None
     """A file of the working directory that the program writes: the reward, or `{"reward": ...}`, a number or named parts."""
@@ -178,6 +182,8 @@ class CommandWorkflow(RolloutWorkflow):
                 shutil.copytree(source, place, symlinks=True, dirs_exist_ok=True)
             except OSError as error:
                 raise WorkflowError(f"workflow.directory: cannot copy {source}: {error}") from error
+        if settings.files is not None:
+            _write_texts(place, task.data.get(settings.files), settings.files)
         shown = {name: value for name, value in task.data.items() if name not in settings.hide}
         (place / TASK_FILE).write_text(json.dumps({"id": task.id, **shown}, ensure_ascii=False))
 
@@ -193,8 +199,11 @@ class CommandWorkflow(RolloutWorkflow):
         if settings.sandbox is None:
             program = Program(argv=tuple(str(files.get(word, word)) for word in words), environment=environment)
             return await run_outside(program, Limits(**limits), place, door, wanted)
-        named = {f"{number}/{path.name}": path for number, path in enumerate(files.values())}
-        shown = dict(zip(files, (f"{PROGRAMS}/{name}" for name in named), strict=True))
+        seen = ("/usr", "/bin", "/sbin", *settings.sandbox.readable)
+        carried = {word: path for word, path in files.items() if not any(path.is_relative_to(tree) for tree in seen)}
+        named = {f"{number}/{path.name}": path for number, path in enumerate(carried.values())}
+        shown = {word: str(path) for word, path in files.items()}
+        shown |= dict(zip(carried, (f"{PROGRAMS}/{name}" for name in named), strict=True))
         program = Program(argv=tuple(shown.get(word, word) for word in words), environment=environment)
         bounds = settings.sandbox.limits.model_copy(update=limits)
         return await run_inside(program, bounds, place, named, door, self.sandbox, wanted)
@@ -258,6 +267,17 @@ def _filled(text: str, task: Task, door: Door | None) -> str:
         raise WorkflowError(f"workflow: {match[0]} stands for nothing; there is {', '.join(there)}")
 
     return _FIELD.sub(value, text)
+
+
+def _write_texts(place: Path, texts: object, field: str) -> None:
+    """Write the files in a field of a task."""
+    is_map = isinstance(texts, Mapping)
+    files = cast("Mapping[str, object]", texts) if is_map else {}
+    if not is_map or not all(isinstance(text, str) for text in files.values()):
+        raise WorkflowError(f"workflow.files: expected texts by path in the field {field!r} of the task, got {texts!r:.80}")
+    data = {path: str(text).encode(errors="surrogatepass") for path, text in files.items()}
+    check_paths(data)
+    write_tree(place, data)
 
 
 def _takes_work(grader: AnswerGrader) -> bool:

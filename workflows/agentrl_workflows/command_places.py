@@ -112,7 +112,7 @@ def _packed(place: Path, tools: Mapping[str, Path]) -> bytes:
         for path in sorted(place.iterdir()):
             archive.add(path, f"work/{path.name}")
         for name, path in tools.items():
-            archive.add(path, f"{PROGRAMS.removeprefix('/')}/{name}")
+            archive.add(path.resolve(), f"{PROGRAMS.removeprefix('/')}/{name}")
     return packed.getvalue()
 
 

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from agentrl.client import Client, MessageLike
 from agentrl.errors import ConfigError
-from agentrl.reward.code import CodeGrader, call_tests
-from agentrl.reward.code.grader import ProgramRunner
-from agentrl.sandbox import Limits, Program, Result
 from agentrl.tools import reply_to
 from agentrl.types import Task
+from agentrl_workflows.repositories.grading import grade_project
 from agentrl_workflows.repositories.project import Project, files_as_bytes
 from agentrl_workflows.sandboxed import SandboxedWorkflow
 
@@ -78,18 +75,7 @@ class RepositoryAgent(SandboxedWorkflow):
             messages += [message, *[await reply_to(call, tools) for call in message.tool_calls or []]]
             if project.submitted or not message.tool_calls:
                 break
-        runner = _BesideProject(self.sandbox, files_as_bytes(project.files))
-        grader = CodeGrader(runner, extract=str, partial_credit=self._partial_credit)
-        grade = await grader.grade(task["driver"], call_tests([(call, value) for call, value in task["calls"]]))
+        files = files_as_bytes(project.files)
+        grade = await grade_project(task, files, self.sandbox, partial_credit=self._partial_credit)
         client.record(solved=grade.is_solved, passed=grade.passed_share, **project.metrics(task["files"]))
         return grade.reward
-
-
-class _BesideProject:
-    """Runs the programs of the grader beside the files of a project, which replace none of the grader's."""
-
-    def __init__(self, sandbox: ProgramRunner, files: Mapping[str, bytes]) -> None:
-        self._sandbox, self._files = sandbox, files
-
-    async def run(self, program: Program, limits: Limits | None = None) -> Result:
-        return await self._sandbox.run(replace(program, files={**self._files, **program.files}), limits)

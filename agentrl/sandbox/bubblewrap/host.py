@@ -23,6 +23,7 @@ _MIN_VERSION: Final = (0, 8, 0)
 FIRST_UID: Final = 65_000
 """The first of the users that root becomes; the range is reserved on Debian, and below 65,536 it exists in containers."""
 NUM_UIDS: Final = 500
+_OWN: Final = ("/work", "/dev", "/proc", "/run/agentrl")
 _INSTALL: Final = "install bubblewrap 0.8 or newer (`apt-get install bubblewrap`, `dnf install bubblewrap`)"
 
 
@@ -76,6 +77,10 @@ def find_host(*, bwrap: str | None = None, python: str | None = None, readable: 
     for path in (chosen, *readable):
         if not os.path.isabs(path) or not os.path.exists(path):
             raise ConfigError(f"sandbox: expected an absolute path that exists, got {path!r}")
+        if any(_is_under(path, own) for own in _OWN):
+            raise ConfigError(
+                f"sandbox: {path} is below a directory of which a sandbox has its own ({', '.join(_OWN)}); move it"
+            )
     if not any(_is_under(chosen, tree) for tree in ("/usr", "/bin", *readable)):
         raise ConfigError(
             f"sandbox: {chosen} is not in /usr; add its tree to `readable`, such as {str(Path(chosen).parents[1])!r}"

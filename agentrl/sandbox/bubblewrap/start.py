@@ -11,7 +11,7 @@ import math
 import os
 import select
 import signal
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -90,9 +90,7 @@ def bwrap_arguments(
             words += ["--symlink", os.readlink(path), path]
         elif Path(path).exists():
             words += ["--ro-bind", path, path]
-    for path in (*_SETTINGS, *host.readable):
-        if Path(path).exists():
-            words += ["--ro-bind", path, path]
+    words += _readable(_SETTINGS)
     words += ["--ro-bind-data", str(passwd), "/etc/passwd", "--dev", "/dev"]
     # It reads as /dev/zero does, and cannot be mapped: such a mapping is shared memory that no process shows.
     words += ["--dev-bind", "/dev/full", "/dev/zero"]
@@ -100,6 +98,7 @@ def bwrap_arguments(
     words += ["--perms", "0555", "--size", "4096", "--tmpfs", "/dev/pts", "--remount-ro", "/dev/pts"]
     words += [*_in_memory("/dev/shm", limits.shared_mb), "--remount-ro", "/dev"]
     words += [*_in_memory(WORK, limits.work_mb), *_in_memory("/tmp", limits.temp_mb)]
+    words += _readable(host.readable)  # after /tmp, which would cover what is below it
     for folder in sorted({parent for path in (*files, FIRST) for parent in _parents(path)}):
         words += ["--dir", folder]
     for path, descriptor in files.items():
@@ -111,6 +110,10 @@ def bwrap_arguments(
         words += ["--ro-bind", "/dev/null", "/proc/cmdline", "--ro-bind", "/proc/sys", "/proc/sys"]
     words += ["--remount-ro", "/", "--chdir", WORK]
     return words
+
+
+def _readable(paths: Sequence[str]) -> list[str]:
+    return [word for path in paths if Path(path).exists() for word in ("--ro-bind", path, path)]
 
 
 def _in_memory(path: str, mebibytes: int) -> list[str]:

@@ -52,7 +52,7 @@ def run_name(agent: str, seed: int) -> str:
     return f"door-{agent}-{seed}"
 
 
-def config_of(agent: str, seed: int, steps: int, student: Path) -> RunConfig:
+def config_of(agent: str, seed: int, steps: int, student: Path, workers: int = 0) -> RunConfig:
     """Return the run of an agent; all but the workflow is the same for each of them."""
     settings: dict[str, object] = {
         "name": run_name(agent, seed),
@@ -64,6 +64,8 @@ def config_of(agent: str, seed: int, steps: int, student: Path) -> RunConfig:
         "rollout.episode_timeout_s": 600,
         "rollout.max_concurrent_episodes": 32,
     }
+    if workers:
+        settings |= {"rollout.runner": "processes", "rollout.workers": workers}
     return load_config(str(RUN_FILES[agent]), [part for key, value in settings.items() for part in (f"--{key}", str(value))])
 
 
@@ -87,11 +89,11 @@ def evaluate(run: RunConfig, checkpoint: Path) -> float:
     return report.success_rate
 
 
-def train(agent: str, seed: int, steps: int, note: str) -> None:
+def train(agent: str, seed: int, steps: int, workers: int, note: str) -> None:
     """Train one agent from the warm start of its seed, evaluate it, and keep the figures in its run directory."""
     os.chdir(ROOT)
     student, before = warm_start(seed)
-    run = config_of(agent, seed, steps, student)
+    run = config_of(agent, seed, steps, student, workers)
     begin = time.perf_counter()
     report = anyio.run(partial(train_run, run))
     seconds = time.perf_counter() - begin
@@ -106,6 +108,7 @@ def train(agent: str, seed: int, steps: int, note: str) -> None:
         "failed_episodes": dict(report.failed_episodes),
         "max_trained_staleness": report.max_trained_staleness,
         "max_logprob_difference": report.max_logprob_difference,
+        "rollout_workers": workers,
         "rl_seconds": seconds,
         "trainer_wait_seconds": report.trainer_wait_seconds,
         f"training_success_by_{WINDOW}_steps": curve_of(run.run_dir),
@@ -140,13 +143,14 @@ def main() -> None:
     parser.add_argument("--agent", choices=[*RUN_FILES], default="in-process")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--workers", type=int, default=0, help="processes that play the episodes; 0: the driver does")
     parser.add_argument("--note", default="", help="what else the machine did meanwhile")
     parser.add_argument("--record", action="store_true", help="write the finished runs of runs/ into benchmarks/results/")
     given = parser.parse_args()
     if given.record:
         record()
     else:
-        train(given.agent, given.seed, given.steps, given.note)
+        train(given.agent, given.seed, given.steps, given.workers, given.note)
 
 
 if __name__ == "__main__":

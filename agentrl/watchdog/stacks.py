@@ -84,7 +84,7 @@ def _thread_stack(thread_id: int) -> list[_StackLine]:
 
 
 def _stack_line(frame: FrameType) -> _StackLine:
-    return _StackLine(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
+    return _StackLine(frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno, frame.f_code.co_qualname)
 
 
 def _user_frames(stack: list[_StackLine]) -> list[int]:

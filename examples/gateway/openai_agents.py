@@ -3,8 +3,8 @@
     .frameworks-venv/openai3/bin/python examples/gateway/openai_agents.py    # after `make frameworks-install`
     agentrl train examples/gateway/openai_agents.yaml                        # after `make demo`; pip install openai-agents
 
-What to see: the SDK has a base URL and a key, and speaks its own Responses. Its loop asks, calls the tool and asks again, and
-each answer is a turn with the tokens that were sampled.
+What to see: the SDK has a base URL and a key, and speaks its own Responses. Its loop asks, calls the tool and asks again,
+and each answer is a turn with the tokens that were sampled.
 """
 
 from collections.abc import AsyncGenerator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import anyio
@@ -10,7 +11,7 @@ import pytest
 
 from agentrl.client import Client
 from agentrl.types import Task
-from agentrl.watchdog.stacks import workflow_code
+from agentrl.watchdog.stacks import blocking_code, workflow_code
 from tests.rollout.harness import episode, make_renderer, workflow_of
 
 
@@ -47,3 +48,22 @@ async def test_the_line_a_workflow_waits_in_is_told(tmp_path: Path) -> None:
     here = asyncio.current_task()
     assert here is not None
     assert workflow_code(here) is None
+
+
+def test_code_without_lines_is_told_by_the_first_line_of_its_function() -> None:
+    begun, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        done.wait()
+
+    line = work.__code__.co_firstlineno
+    work.__code__ = work.__code__.replace(co_linetable=b"")
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    assert thread.ident is not None
+    told = blocking_code(thread.ident)
+    done.set()
+    thread.join()
+    assert any(f"test_stacks.py:{line} in " in entry for entry in told), told

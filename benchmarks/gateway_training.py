@@ -3,7 +3,8 @@
 Run: `python -m benchmarks.gateway_training --agent openai-agents --seed 0`, once for each agent and seed. The agents are
 `in-process` (the demo's workflow), `openai-agents` (the unmodified SDK over Responses; it needs the package) and `node` (a
 program in JavaScript, one process an episode; it needs Node.js). Those of one seed share the warm start of the demo, which
-the first of them makes. `--steps` shortens a run. `--record` puts the finished runs of runs/ into benchmarks/results/.
+the first of them makes. `--steps` shortens a run. `--record` puts the finished runs of runs/ into
+benchmarks/results/ and their table into docs/howto/programs.md.
 
 Invariant: the runs differ in the workflow alone. Success before is that of the warm start in process, success after that of
 the trained weights with the agent itself, both sampled on 512 held-out tasks; success during training is that of the
@@ -41,6 +42,8 @@ RUN_FILES = {
     "node": ROOT / "examples" / "gateway" / "calculator.yaml",
 }
 RUNS = Path("runs")
+PAGE = ROOT / "docs" / "howto" / "programs.md"
+MARKS = ("<!-- training -->", "<!-- /training -->")
 WINDOW = 5
 """Steps whose episodes one point of the curve is the mean of."""
 STEPS = 40
@@ -130,12 +133,25 @@ def record() -> None:
     earlier: list[dict[str, Any]] = json.loads(RESULT.read_text())["runs"] if RESULT.exists() else []
     found = [json.loads(path.read_text()) for path in RUNS.glob("door-*/record.json")]
     runs = {(run["agent"], run["seed"]): run for run in (*earlier, *found)}
-    content = {
+    content: dict[str, Any] = {
         "machine": describe_machine("torch", "openai"),
         "command": "python -m benchmarks.gateway_training --agent AGENT --seed N",
         "runs": [runs[key] for key in sorted(runs)],
     }
     RESULT.write_text(json.dumps(content, indent=1) + "\n")
+    text = PAGE.read_text()
+    begin, end = text.index(MARKS[0]) + len(MARKS[0]), text.index(MARKS[1])
+    PAGE.write_text(f"{text[:begin]}\n\n{table(content['runs'])}\n\n{text[end:]}")
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """Return the runs as the table of the page."""
+    rows = ["| seed | agent | steps | before | after | during training, each 5 steps |", "|---|---|---|---|---|---|"]
+    for run in sorted(runs, key=lambda run: (run["seed"], list(RUN_FILES).index(run["agent"]))):
+        during = " ".join(f"{rate:.2f}" for rate in run[f"training_success_by_{WINDOW}_steps"])
+        ends = f"{run['sampled_before']:.2f} | {run['sampled_after']:.2f}"
+        rows.append(f"| {run['seed']} | {run['agent']} | {run['train_steps']} | {ends} | {during} |")
+    return "\n".join(rows)
 
 
 def main() -> None:

@@ -1,11 +1,13 @@
-"""What stale data do to six losses, on a policy that is a table: all seeds, lags and learning rates in one tensor.
+"""What stale data do to six losses, on small policies: all seeds, lags and learning rates in one tensor.
 
-Run: `python -m benchmarks.staleness` (about 10 minutes on two cores). It prints tables and writes
+Run: `python -m benchmarks.staleness` (some minutes on one idle core). It prints tables and writes
 benchmarks/results/staleness.json, from which `python -m docs.figures.staleness` draws.
 
-The task: 8 tokens in two turns, of 8 kinds each; the policy has logits for each of 4 tasks, place and last token. 3 of the 8
-tokens are good in each state, and an episode succeeds (reward 1) with at least 6 good ones. A step trains 4 groups of 8
-episodes that the policy of `lag` steps ago sampled; advantage `episode`, Adam, gradients clipped to norm 1, as in a run.
+The task: 8 tokens in two turns, of 8 kinds each. A state is one of 4 tasks, the place and the last token; 3 of the 8 tokens
+are good in each, and an episode succeeds (reward 1) with at least 6 good ones. The policy `table` has logits for each state;
+`shared` adds a table by task and place to one by place and last token, so that what is learned in a state moves others. A
+step trains 4 groups of 8 episodes that the policy of `lag` steps ago sampled; advantage `episode`, Adam, gradients clipped to
+norm 1, as in a run.
 Success is exact: a sum over all episodes. The losses and corrections are those of agentrl.
 
   naive       PPO around the policy that sampled (`correction: {proximal: behavior}`)
@@ -19,12 +21,14 @@ Success is exact: a sum over all episodes. The losses and corrections are those 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -44,7 +48,8 @@ RESULTS = Path(__file__).parent / "results" / "staleness.json"
 TASKS, LENGTH, TOKENS, GOOD, NEEDED = 4, 8, 8, 3, 6
 TURN_LENGTH, MEMBERS = 4, 8
 EPISODES = TASKS * MEMBERS
-LAGS, RATES, MINIBATCHES = (0, 2, 4, 8, 16), (0.03, 0.1), (1, 4)
+LAGS, RATES, MINIBATCHES = (0, 2, 4, 8, 16), (0.1, 0.5), (1, 4)
+POLICIES = ("table", "shared")
 EVALUATE_EVERY = 5
 
 
@@ -159,26 +164,40 @@ def loss_of(arm: Arm, current: Tensor, proximal: Tensor, mu: Tensor, advantages:
 class Adam:
     """Adam with a learning rate for each replica, and the gradient of each clipped to norm 1."""
 
-    def __init__(self, like: Tensor) -> None:
-        self._first, self._second, self._steps = torch.zeros_like(like), torch.zeros_like(like), 0
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._first = [torch.zeros_like(one) for one in parameters]
+        self._second = [torch.zeros_like(one) for one in parameters]
+        self._steps = 0
 
-    def step(self, logits: Tensor, gradient: Tensor, rate: Tensor) -> Tensor:
-        """Return the logits after a step."""
+    def step(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor], rate: Tensor) -> list[Tensor]:
+        """Return the parameters after a step."""
         self._steps += 1
-        norm = gradient.flatten(1).norm(dim=1).clamp(min=1.0)
-        gradient = gradient / norm.view(-1, 1, 1, 1, 1)
-        self._first = 0.9 * self._first + 0.1 * gradient
-        self._second = 0.999 * self._second + 0.001 * gradient**2
-        first, second = self._first / (1 - 0.9**self._steps), self._second / (1 - 0.999**self._steps)
-        return logits - rate.view(-1, 1, 1, 1, 1) * first / (second.sqrt() + 1e-8)
+        norm = torch.cat([one.flatten(1) for one in gradients], 1).norm(dim=1).clamp(min=1.0)
+        stepped: list[Tensor] = []
+        for number, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            clipped_gradient = gradient / norm.view(-1, 1, 1, 1, 1)
+            self._first[number] = 0.9 * self._first[number] + 0.1 * clipped_gradient
+            self._second[number] = 0.999 * self._second[number] + 0.001 * clipped_gradient**2
+            first = self._first[number] / (1 - 0.9**self._steps)
+            second = self._second[number] / (1 - 0.999**self._steps)
+            stepped.append(parameter - rate.view(-1, 1, 1, 1, 1) * first / (second.sqrt() + 1e-8))
+        return stepped
 
 
-def train(arm: Arm, runs: Replicas, minibatches: int, steps: int) -> tuple[Tensor, Tensor]:
+def start(policy: str, count: int) -> list[Tensor]:
+    """Return parameters of 0 whose sum is the logits, [count, TASKS, LENGTH, TOKENS (last), TOKENS]."""
+    if policy == "table":
+        return [torch.zeros(count, TASKS, LENGTH, TOKENS, TOKENS)]
+    return [torch.zeros(count, TASKS, LENGTH, 1, TOKENS), torch.zeros(count, 1, LENGTH, TOKENS, TOKENS)]
+
+
+def train(arm: Arm, runs: Replicas, policy: str, minibatches: int, steps: int) -> tuple[Tensor, Tensor]:
     """Return the success at each evaluation, [evaluations, R], and the smallest ratio of effective samples, [R]."""
     generator = torch.Generator().manual_seed(2)
     seeds = int(runs.seed.max()) + 1
-    logits = torch.zeros(len(runs.seed), TASKS, LENGTH, TOKENS, TOKENS)
-    history, optimizer = [logits], Adam(logits)
+    parameters = start(policy, len(runs.seed))
+    logits = sum(parameters, torch.zeros(()))
+    history, optimizer = [logits], Adam(parameters)
     curve = [success(logits, runs.good)]
     smallest = torch.ones(len(logits))
     for number in range(steps):
@@ -196,12 +215,12 @@ def train(arm: Arm, runs: Replicas, minibatches: int, steps: int) -> tuple[Tenso
         rate = runs.rate * torch.tensor(factors) if arm.guarded else runs.rate
         parts = torch.randperm(EPISODES, generator=generator).chunk(minibatches)
         for part in parts:
-            leaf = logits.requires_grad_()
-            loss = loss_of(
-                arm, logprobs(leaf, states[:, part]), proximal[:, part], mu[:, part], advantages[:, part], runs.lag
-            )
-            (gradient,) = torch.autograd.grad(loss, [leaf])
-            logits = optimizer.step(logits.detach(), gradient, rate)
+            leaves = [one.requires_grad_() for one in parameters]
+            current = logprobs(sum(leaves, torch.zeros(())), states[:, part])
+            loss = loss_of(arm, current, proximal[:, part], mu[:, part], advantages[:, part], runs.lag)
+            gradients = torch.autograd.grad(loss, leaves)
+            parameters = optimizer.step([one.detach() for one in leaves], gradients, rate)
+        logits = sum(parameters, torch.zeros(()))
         history = [*history, logits][-max(LAGS) - 1 :]
         if (number + 1) % EVALUATE_EVERY == 0:
             curve.append(success(logits, runs.good))
@@ -223,60 +242,49 @@ def collapsed_at(curve: Tensor) -> Tensor:
     return torch.where(fallen.any(0), first.float(), torch.nan)
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and half of its 95 % interval."""
-    tensor = torch.tensor(values, dtype=torch.float64)
-    return float(tensor.mean()), float(1.96 * tensor.std() / math.sqrt(len(tensor)))
+def interval(values: Tensor) -> tuple[float, float]:
+    """Return the mean of [n] `values` and half of its 95 % interval."""
+    return float(values.mean()), float(1.96 * values.std() / math.sqrt(len(values)))
 
 
-def measure(seeds: int, steps: int) -> list[dict[str, float | str]]:
-    """Return one row for each arm, lag, rate and number of minibatches."""
-    runs = replicas(seeds)
-    rows: list[dict[str, float | str]] = []
-    for minibatches in MINIBATCHES:
-        curves = {}
-        for name, arm in ARMS.items():
-            started = time.perf_counter()
-            curves[name] = train(arm, runs, minibatches, steps)
-            print(f"{name}, {minibatches} minibatches: {time.perf_counter() - started:.0f} s", flush=True)
-        for name, (curve, smallest) in curves.items():
-            for lag in LAGS:
-                for rate in RATES:
-                    at = (runs.lag == lag) & (runs.rate == torch.tensor(rate))
-                    final, baseline = curve[-1, at], curves["none"][0][-1, at]
-                    mean, half = interval(final.tolist())
-                    gain, gain_half = interval((final - baseline).tolist())
-                    fell = collapsed_at(curve[:, at])
-                    rows.append(
-                        {
-                            "arm": name,
-                            "lag": lag,
-                            "rate": rate,
-                            "minibatches": minibatches,
-                            "success": mean,
-                            "half_interval": half,
-                            "over_none": gain,
-                            "over_none_half_interval": gain_half,
-                            "area": float(curve[:, at].mean()),
-                            "smallest_ess": float(smallest[at].median()),
-                            "collapsed": float((~fell.isnan()).float().mean()),
-                            "steps_to_collapse": float(fell.nanmedian()),
-                        }
-                    )
+Row: TypeAlias = dict[str, float | str]
+
+
+def measure(runs: Replicas, policy: str, minibatches: int, steps: int) -> list[Row]:
+    """Return one row for each arm, lag and rate."""
+    curves: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, arm in ARMS.items():
+        started = time.perf_counter()
+        curves[name] = train(arm, runs, policy, minibatches, steps)
+        print(f"{policy}, {minibatches} minibatches, {name}: {time.perf_counter() - started:.0f} s", flush=True)
+    rows: list[Row] = []
+    for name, (curve, smallest) in curves.items():
+        for lag, rate in itertools.product(LAGS, RATES):
+            at = (runs.lag == lag) & (runs.rate == torch.tensor(rate))
+            final, uncorrected_final = curve[-1, at], curves["none"][0][-1, at]
+            mean, half = interval(final)
+            gain, gain_half = interval(final - uncorrected_final)
+            fell = collapsed_at(curve[:, at])
+            row: Row = {"policy": policy, "minibatches": minibatches, "arm": name, "lag": lag, "rate": rate}
+            row |= {"success": mean, "half_interval": half, "over_none": gain, "over_none_half_interval": gain_half}
+            row |= {"mean_success": float(curve[:, at].mean()), "smallest_ess": float(smallest[at].median())}
+            row["collapsed"] = float((~fell.isnan()).float().mean())
+            if not bool(fell.isnan().all()):
+                row["steps_to_collapse"] = float(fell.nanmedian())
+            rows.append(row)
     return rows
 
 
-def show(rows: Sequence[dict[str, float | str]]) -> str:
-    """Return a table of final success for each number of minibatches and rate."""
+def show(rows: Sequence[Row]) -> str:
+    """Return a table of the final success by arm and lag, for each policy, rate and number of minibatches."""
     lines: list[str] = []
-    for minibatches in MINIBATCHES:
-        for rate in RATES:
-            lines += [f"\n{minibatches} minibatches, learning rate {rate}", "| arm | " + " | ".join(map(str, LAGS)) + " |"]
-            lines.append("|---|" + "---|" * len(LAGS))
-            for name in ARMS:
-                of_arm = [r for r in rows if r["arm"] == name and r["rate"] == rate and r["minibatches"] == minibatches]
-                cells = [f"{r['success']:.3f} ± {r['half_interval']:.3f}" for r in of_arm]
-                lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    for policy, minibatches, rate in itertools.product(POLICIES, MINIBATCHES, RATES):
+        lines += ["", f"{policy}, {minibatches} minibatches, learning rate {rate}", ""]
+        lines += ["| arm | " + " | ".join(f"lag {lag}" for lag in LAGS) + " |", "|---" * (len(LAGS) + 1) + "|"]
+        for name in ARMS:
+            key = {"policy": policy, "minibatches": minibatches, "rate": rate, "arm": name}
+            cells = [f"{r['success']:.3f} ± {r['half_interval']:.3f}" for r in rows if key.items() <= r.items()]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -284,16 +292,19 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    started = time.perf_counter()
-    rows = measure(arguments.seeds, arguments.steps)
+    torch.set_num_threads(1)  # the tensors are small, and threads that wait for each other cost more than they do
+    started = time.process_time()
+    runs = replicas(arguments.seeds)
+    rows: list[Row] = []
+    for policy, minibatches in itertools.product(POLICIES, MINIBATCHES):
+        rows += measure(runs, policy, minibatches, arguments.steps)
+        about = describe_machine("torch") | {"cpu_seconds": str(round(time.process_time() - started))}
+        results = {"machine": about, "seeds": arguments.seeds, "steps": arguments.steps, "rows": rows}
+        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
     print(show(rows))
-    seconds = round(time.perf_counter() - started)
-    about = describe_machine("torch") | {"seconds": str(seconds)}
-    RESULTS.write_text(
-        json.dumps({"machine": about, "seeds": arguments.seeds, "steps": arguments.steps, "rows": rows}, indent=1) + "\n"
-    )
 
 
 if __name__ == "__main__":

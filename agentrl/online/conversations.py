@@ -54,10 +54,14 @@ class Mark(NamedTuple):
 class OnlineConversation:
     """A conversation of one client, which is an episode of the run."""
 
-    def __init__(self, *, client: str, name: str | None, episode: Episode, ticket: Ticket, flight: ExitStack) -> None:
+    def __init__(
+        self, identity: str, *, client: str, name: str | None, episode: Episode, ticket: Ticket, flight: ExitStack
+    ) -> None:
+        self.id = identity
+        """Of its file; a restart leaves it as it is, while the episode gets the id of another group."""
         self.client = client
         """The name of the client's key."""
-        self.name = name or episode.id
+        self.name = name or identity
         """The id by which the client knows it."""
         self.episode, self.ticket = episode, ticket
         self.session: EpisodeSession | None = None
@@ -121,7 +125,7 @@ class OpenConversations:
 
     def add(self, conversation: OnlineConversation) -> None:
         """Add an open conversation; a later one of the same name takes the place of an earlier one."""
-        self._open[conversation.episode.id] = conversation
+        self._open[conversation.id] = conversation
         self._mark(conversation, "name", conversation.name)
 
     def answered(self, conversation: OnlineConversation, messages: Sequence[Message], answer: Answer) -> None:
@@ -176,7 +180,7 @@ class OpenConversations:
 
     def close(self, conversation: OnlineConversation) -> None:
         """Forget a conversation that has ended, but for the fact that it has."""
-        del self._open[conversation.episode.id]
+        del self._open[conversation.id]
         for mark in conversation.marks:
             if self._by_mark.get(mark) is conversation:
                 del self._by_mark[mark]
@@ -199,9 +203,14 @@ def checked_name(name: object) -> str:
     return name
 
 
-def restored_episode(stored: StoredConversation) -> Episode:
+def episode_name(identity: str, ticket: Ticket) -> str:
+    """Return the id of a conversation's episode, which begins with the number of its group as every one does."""
+    return f"{ticket.index}.{identity}"
+
+
+def restored_episode(stored: StoredConversation, ticket: Ticket) -> Episode:
     """Return the episode of a conversation that an earlier process left, with its feedback."""
-    episode = Episode(EpisodeSettings(episode_id=stored.opened.id, task_id=TRAFFIC.id))
+    episode = Episode(EpisodeSettings(episode_id=episode_name(stored.opened.id, ticket), task_id=TRAFFIC.id))
     events = [0]
     for answer, turn in stored.answers:
         episode.turns.append(turn)

@@ -37,7 +37,7 @@ from agentrl.online.conversation_files import (
     StoredConversation,
     plain_reward,
 )
-from agentrl.online.conversations import TRAFFIC, OnlineConversation, OpenConversations, restored_episode
+from agentrl.online.conversations import TRAFFIC, OnlineConversation, OpenConversations, episode_name, restored_episode
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Group, StopReason, Turn
 
@@ -140,14 +140,16 @@ class Traffic:
                 status=503,
                 retry_after_s=_LATER_S,
             )
-        episode_id, flight = uuid4().hex, ExitStack()
-        ticket = _ticket(intake)
+        identity, flight, ticket = uuid4().hex, ExitStack(), _ticket(intake)
+        episode_id = episode_name(identity, ticket)
         on_turn = flight.enter_context(intake.flight(episode_id, TRAFFIC.id, ticket.index))
         policy = self._policy(intake, episode_id, on_turn)
-        conversation = OnlineConversation(client=client, name=name, episode=policy.episode, ticket=ticket, flight=flight)
+        conversation = OnlineConversation(
+            identity, client=client, name=name, episode=policy.episode, ticket=ticket, flight=flight
+        )
         session = EpisodeSession(Client(policy), on_answer=partial(self._answered, conversation))
         conversation.session = session
-        self._files.add(episode_id, OpeningLine(id=episode_id, client=client, name=conversation.name))
+        self._files.add(identity, OpeningLine(id=identity, client=client, name=conversation.name))
         self._add(conversation)
         tasks.start_soon(_serve_calls, conversation, session)
         return conversation
@@ -191,8 +193,8 @@ class Traffic:
         self.touch(conversation)
         try:
             with anyio.CancelScope(shield=True):
-                self._files.add(episode.id, line)
-                await self._files.sync(episode.id)
+                self._files.add(conversation.id, line)
+                await self._files.sync(conversation.id)
         except RunStopped as error:
             _, tasks = self._parts()
             tasks.start_soon(_raise, error)
@@ -217,7 +219,7 @@ class Traffic:
         return PolicyBackend(intake.backend, self._renderer, self._run.sampling, settings, seed=self._run.seed)
 
     def _add(self, conversation: OnlineConversation) -> None:
-        self._ids[conversation.ticket.index] = conversation.episode.id
+        self._ids[conversation.ticket.index] = conversation.id
         self.conversations.add(conversation)
         self.touch(conversation)
         self._added.set()
@@ -227,19 +229,19 @@ class Traffic:
         episode = conversation.episode
         turn = episode.turn_of(answer.id)
         assert turn is not None, "an answer is a recorded turn"
-        self._files.add_turn(episode.id, answer.id, episode.turns[turn])
+        self._files.add_turn(conversation.id, answer.id, episode.turns[turn])
         self.conversations.answered(conversation, call.messages, answer)
         self.touch(conversation)
 
     def _take_up(self, intake: GroupIntake, stored: StoredConversation) -> None:
         """Continue a conversation of an earlier process, whose clients can only give feedback."""
-        opened, episode, flight = stored.opened, restored_episode(stored), ExitStack()
-        ticket = _ticket(intake)
+        opened, flight, ticket = stored.opened, ExitStack(), _ticket(intake)
+        episode = restored_episode(stored, ticket)
         on_turn = flight.enter_context(intake.flight(episode.id, TRAFFIC.id, ticket.index))
         for turn in episode.turns:
             on_turn(turn)
         conversation = OnlineConversation(
-            client=opened.client, name=opened.name, episode=episode, ticket=ticket, flight=flight
+            opened.id, client=opened.client, name=opened.name, episode=episode, ticket=ticket, flight=flight
         )
         self._add(conversation)
         for answer, _ in stored.answers:
@@ -258,7 +260,7 @@ class Traffic:
                     self.touch(conversation)
                 elif conversation.expires_at <= anyio.current_time():
                     if conversation.has_feedback:
-                        self._files.add(conversation.episode.id, EndLine())
+                        self._files.add(conversation.id, EndLine())
                     self._end(conversation)
 
     def _end(self, conversation: OnlineConversation) -> None:

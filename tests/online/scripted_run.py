@@ -1,4 +1,4 @@
-"""A process that serves a scripted policy until one step is trained: `python -m tests.online.scripted_run RUN_DIR [resume]`."""
+"""A process that serves a scripted policy until one step is trained: `python -m ... RUN_DIR [resume]`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ async def main(run_dir: Path, *, resumes: bool) -> None:
     with TemporaryDirectory() as folder:
         renderer = make_renderer(Path(folder))
         async with online_run(run_dir, renderer, resume=BEGUN_RUN if resumes else None) as run:
-            print(run.url, flush=True)
+            sys.stdout.write(f"{run.url}\n")
+            sys.stdout.flush()
             await run.ended.wait()
 
 

@@ -36,7 +36,7 @@ def anyio_backend() -> str:
 def trained_ids(run_dir: Path) -> list[str]:
     """Return the conversations of all steps, by the records of the run."""
     steps = sorted(int(file.name[8:14]) for file in (run_dir / "episodes").glob("trained-*"))
-    return [json.loads(line)["episode_id"] for step in steps for line in read_trained_lines(run_dir, step)]
+    return [json.loads(line)["episode_id"].partition(".")[2] for step in steps for line in read_trained_lines(run_dir, step)]
 
 
 async def test_a_run_that_ends_before_its_first_step_continues_with_its_feedback(tmp_path: Path, renderer: Renderer) -> None:

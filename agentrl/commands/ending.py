@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from agentrl.config import RunConfig
 from agentrl.observe.progress import duration_text
+from agentrl.online.conversation_files import ONLINE_FOLDER
 from agentrl.plan.model import model_of
 from agentrl.plan.resizing import advise_driver, advise_move
 from agentrl.runs.reading import read_metrics
@@ -115,12 +116,14 @@ def _next(run: RunConfig, saved: Sequence[str], *, finished: bool) -> Iterator[s
     """Yield the commands that follow; the resolved run file in the directory of the run describes the same run."""
     file = shlex.quote(str(run.run_dir / "config.yaml"))
     yield f"agentrl view {shlex.quote(str(run.run_dir))}"
+    is_online = (run.run_dir / ONLINE_FOLDER).is_dir()
+    again = f"agentrl online {file} --keys FILE" if is_online else f"agentrl train {file}"
     if not saved:
-        yield f"agentrl train {file} --replace"
+        yield f"{again} {'--resume' if is_online else '--replace'}"
         return
     newest = shlex.quote(saved[-1])
     if run.tasks.held_out is not None:
         yield f"agentrl eval {file} --checkpoint {newest}"
     yield f"agentrl chat {newest}"
     more = f" --engine.steps {2 * run.engine.steps}" if finished else ""
-    yield f"agentrl train {file} --resume{more}"
+    yield f"{again} --resume{more}"

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 LADDER = sorted((ROOT / "examples").glob("[0-9]*.py"))
 EXTERNAL = ("05_mcp_tools",)  # imports a package that takes seconds
 STEPS = [pytest.param(path, marks=pytest.mark.external) if path.stem in EXTERNAL else path for path in LADDER]
+DIALECTS = sorted((ROOT / "examples" / "dialects").glob("*.py"))
 LADDER_RUNS = sorted((ROOT / "examples").glob("[0-9]*.yaml"))
 SHOWS = {
     "01_hello": "'Hello, Ada!': 12 tokens, reward 1.0",
@@ -96,6 +97,14 @@ def test_a_step_of_the_ladder_runs_offline_and_shows_what_it_says(
     monkeypatch.chdir(ROOT)
     runpy.run_path(str(path), run_name="__main__")
     assert SHOWS[path.stem] in capfd.readouterr().out
+
+
+@pytest.mark.processes  # the openai client asks `uname` for its headers
+@pytest.mark.parametrize("path", DIALECTS, ids=lambda path: path.stem)
+def test_an_agent_of_each_dialect_plays_an_episode_on_one_branch(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(path), run_name="__main__")
+    assert capfd.readouterr().out.splitlines()[-1] == "2 turns on 1 branch, reward 1.0"
+    assert f".venv/bin/python examples/dialects/{path.name}" in path.read_text()
 
 
 @pytest.mark.parametrize("path", LADDER, ids=lambda path: path.stem)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -97,6 +98,7 @@ def train(agent: str, seed: int, steps: int, workers: int, note: str) -> None:
     os.chdir(ROOT)
     student, before = warm_start(seed)
     run = config_of(agent, seed, steps, student, workers)
+    shutil.rmtree(run.run_dir, ignore_errors=True)
     begin = time.perf_counter()
     report = anyio.run(partial(train_run, run))
     seconds = time.perf_counter() - begin

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.algo.advantages import WHITENED
 from agentrl.algo.advantages.players import Float64Array
 from agentrl.algo.advantages.whitening import whiten
 from agentrl.algo.config import AlgorithmConfig
@@ -49,7 +48,7 @@ def batch_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> list[G
     slot = config.slots.advantage
     function = load_without_torch(slot, Sequence)
     estimates = [advantages_by(group, function, name=slot.name) for group in groups]
-    if slot.name not in WHITENED:
+    if "batch" not in slot.needs:
         return estimates
     tokens = [[_trained_tokens(episode) for episode in group.episodes] for group in groups]
     whitened = whiten([estimate.per_turn for estimate in estimates], tokens)

@@ -137,9 +137,8 @@ class AlgorithmConfig(Config):
             return given
         fields = dict(cast("dict[str, Any]", given))
         preset = fields.pop("preset", None)
-        if preset is not None:
-            if preset not in PRESETS:
-                raise ValueError(f"algorithm.preset: there is no {preset!r}; expected {', '.join(PRESETS)}")
+        if preset is not None and preset not in PRESETS:
+            raise ValueError(f"algorithm.preset: there is no {preset!r}; expected {', '.join(PRESETS)}")
         return _without_short_fields(fields, {} if preset is None else PRESETS[preset].fields)
 
     @model_validator(mode="after")
@@ -164,7 +163,8 @@ def _without_short_fields(given: Mapping[str, Any], preset: Mapping[str, object]
                 continue
             takers = ", ".join(name for name, each in tables[slot].items() if option in each.options.model_fields)
             raise ValueError(
-                f"algorithm.{short}: {slot} {slot_name(value)} has no option {option}; remove {short}, or choose one of {takers}"
+                f"algorithm.{short}: {slot} {slot_name(value)} has no option {option}; remove {short}, or choose one of "
+                f"{takers}"
             )
         if slot in given and not isinstance(value, str) and option in value[slot_name(value)]:
             raise ValueError(f"algorithm.{short}: {slot} {slot_name(value)} has {option} of its own; remove one of the two")

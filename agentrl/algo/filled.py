@@ -9,7 +9,7 @@ from typing import Literal, cast
 from agentrl.algo.advantages import ADVANTAGES
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.keeps import KEEPS
-from agentrl.algo.losses import POLICY_LOSSES, SELF_CORRECTING
+from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.slots import Need, Slot, SlotValue, slot_of
 from agentrl.algo.terms import TERMS
 
@@ -106,7 +106,7 @@ def filled(
     keep, most = _taken(keep, "max_groups_per_step")
     policy_loss, own_dense = _taken(policy_loss, "dense") if ":" in _name(policy_loss) else (policy_loss, None)
     loss = slot_of("algorithm.policy_loss", policy_loss, POLICY_LOSSES)
-    corrects = loss.name in SELF_CORRECTING
+    corrects = loss.bundled is not None and loss.bundled.corrects
     token = slot_of("algorithm.correction.token", correction.get("token", "none" if corrects else "mask"), CORRECTIONS)
     sequence = slot_of("algorithm.correction.sequence", correction.get("sequence", "none"), CORRECTIONS)
     for slot in (token, sequence):

@@ -52,7 +52,7 @@ def sorted_microbatches(lengths: Sequence[int], max_tokens: int, *, overhead_tok
 def split_minibatches(loss_tokens: Sequence[int], n: int, *, seed: tuple[int, ...]) -> list[list[int]]:
     """Return at most `n` minibatches with about equal loss tokens, each with at least one; indices ascend within each.
 
-    The samples are shuffled by `seed` (of the run, and the numbers of the step and of a later pass); each then goes to the minibatch with the
+    The samples are shuffled by `seed` (of the run, the step and a later pass); each then goes to the minibatch with the
     fewest loss tokens so far, then with the fewest samples (list scheduling: Graham 1966, "Bounds for certain
     multiprocessing anomalies"). There are none when no sample has loss tokens.
 

@@ -20,8 +20,8 @@ from agentrl.user_code import import_user_object
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
-Need: TypeAlias = Literal["entropy", "reference", "values"]
-"""A thing that is computed only where a slot needs it."""
+Need: TypeAlias = Literal["entropy", "reference", "values", "batch"]
+"""A thing that is computed only where a slot needs it; `batch`: the spread of all groups of a step."""
 SlotValue: TypeAlias = str | dict[str, dict[str, object]]
 """A function, as the run file names it, or with options: `{name: {option: value}}`."""
 
@@ -43,6 +43,8 @@ class Bundled:
     needs: frozenset[Need] = frozenset()
     dense: bool = False
     """Whether tokens of advantage 0 have a gradient."""
+    corrects: bool = False
+    """Whether a policy loss weighs tokens by current / behavior itself, so that a correction beside it counts twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

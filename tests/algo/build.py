@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -42,3 +42,13 @@ TURN = AlgorithmConfig(advantage="turn", group_size=2)
 
 def by(config: AlgorithmConfig) -> Estimator:
     return lambda episodes: advantages(group(episodes), config).per_turn
+
+
+def changed(config: AlgorithmConfig, fields: Mapping[str, object]) -> AlgorithmConfig:
+    """Return `config` with other fields, short ones too."""
+    return AlgorithmConfig.model_validate({**config.model_dump(exclude_unset=True), **fields})
+
+
+def discount_of(config: AlgorithmConfig) -> float:
+    """Return the discount of the turn advantage."""
+    return float(str(config.slots.advantage.given.get("discount", 1.0)))

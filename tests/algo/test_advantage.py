@@ -17,7 +17,7 @@ from agentrl.algo.advantages.turns import returns_to_go
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError
 from agentrl.types import BranchPath, EpisodeFailure, Group, Trajectory, Turn
-from tests.algo.build import EPISODE, TURN, episode, group, linear, turn
+from tests.algo.build import EPISODE, TURN, changed, discount_of, episode, group, linear, turn
 
 # Slow references.
 
@@ -50,14 +50,14 @@ def slow_returns_to_go(trajectory: Trajectory, discount: float) -> list[float]:
 
 def slow_advantages(many: Group, config: AlgorithmConfig) -> list[list[float]]:
     episodes = many.episodes
-    if config.advantage == "episode":
+    if config.advantage_name == "episode":
         returns = [sum(t.reward or 0.0 for t in e.turns) + (e.final_reward or 0.0) for e in episodes]
         mean, n, whole = sum(returns) / len(returns), len(returns), max(config.group_size, len(returns))
         scale = n / (n - 1) * (whole - 1) / whole
         return [[(value - mean) * scale] * len(e.turns) for value, e in zip(returns, episodes, strict=True)]
 
     def value_at(trajectory: Trajectory, depth: int, branch: BranchPath) -> float:
-        to_go = slow_returns_to_go(trajectory, config.discount)
+        to_go = slow_returns_to_go(trajectory, discount_of(config))
         known = [(depth_of(trajectory, at), g, trajectory.turns[at].branch == branch) for at, g in enumerate(to_go)]
         if not known:
             return trajectory.final_reward or 0.0
@@ -68,7 +68,7 @@ def slow_advantages(many: Group, config: AlgorithmConfig) -> list[list[float]]:
 
     result: list[list[float]] = []
     for own in range(len(episodes)):
-        to_go = slow_returns_to_go(episodes[own], config.discount)
+        to_go = slow_returns_to_go(episodes[own], discount_of(config))
         row: list[float] = []
         for index, value in enumerate(to_go):
             depth = depth_of(episodes[own], index)
@@ -133,17 +133,17 @@ def test_the_episode_advantage_is_the_return_minus_the_group_mean_at_every_turn(
 
 def test_the_episode_advantage_of_a_group_that_lost_members_is_scaled_as_that_of_a_whole_one() -> None:
     short = group([linear([None], 3.0), linear([None], 0.0), linear([None], 0.0)])
-    result = advantages(short, EPISODE.model_copy(update={"group_size": 4}))
+    result = advantages(short, changed(EPISODE, {"group_size": 4}))
     # R minus the mean is 2, -1, -1; leave-one-out is 3/2 of that, and a whole group of 4 has 3/4 of leave-one-out.
     assert [values.item() for values in result.per_turn] == [2.25, -1.125, -1.125]
-    normalized = EPISODE.model_copy(update={"group_size": 4, "normalize_std": True})
-    whole = EPISODE.model_copy(update={"normalize_std": True})
+    normalized = changed(EPISODE, {"group_size": 4, "normalize_std": True})
+    whole = changed(EPISODE, {"normalize_std": True})
     for one, other in zip(advantages(short, normalized).per_turn, advantages(short, whole).per_turn, strict=True):
         assert one.item() == pytest.approx(other.item(), rel=1e-12)
 
 
 def test_the_turn_advantage_of_a_linear_group_worked_out_by_hand() -> None:
-    config = TURN.model_copy(update={"discount": 0.5})
+    config = changed(TURN, {"discount": 0.5})
     result = advantages(group([linear([1.0, 2.0, None], 4.0), linear([8.0], 2.0)]), config)
     # G of the first: turn 2: 4; turn 1: 2 + 0.5 * 4 = 4; turn 0: 1 + 0.5 * 4 = 3. Of the second: 10, carried on.
     assert [values.tolist() for values in result.per_turn] == [[3 - 10, 4 - 10, 4 - 10], [10 - 3]]
@@ -193,14 +193,14 @@ def test_a_turn_baseline_does_not_move_when_the_own_episode_acts_or_stops_otherw
 @pytest.mark.parametrize("config", [EPISODE, TURN])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_a_group_of_equal_returns_gets_exactly_zero_and_says_so(config: AlgorithmConfig, normalize: bool) -> None:
-    config = config.model_copy(update={"normalize_std": normalize})
+    config = changed(config, {"normalize_std": normalize})
     result = advantages(group([linear([0.1, 0.2], 0.0), linear([0.1, 0.1, 0.1], None)][:1] * 3), config)
     assert result.zero_variance
     assert [values.tolist() for values in result.per_turn] == [[0.0, 0.0]] * 3
 
 
 def test_returns_equal_up_to_rounding_are_zero_variance() -> None:
-    normalized = EPISODE.model_copy(update={"normalize_std": True})
+    normalized = changed(EPISODE, {"normalize_std": True})
     result = advantages(group([linear([0.1, 0.2]), linear([0.3])]), normalized)
     assert 0.1 + 0.2 != 0.3
     assert result.zero_variance
@@ -231,7 +231,7 @@ def test_episodes_without_turns_still_count_in_the_baseline() -> None:
 
 
 def test_normalized_episode_advantages_have_the_population_standard_deviation_one() -> None:
-    normalized = EPISODE.model_copy(update={"normalize_std": True})
+    normalized = changed(EPISODE, {"normalize_std": True})
     result = advantages(group([linear([None] * n, r) for n, r in ((3, 1.0), (1, 0.0), (2, 0.0))]), normalized)
     values = np.array([row[0] for row in result.per_turn])
     assert values.std() == pytest.approx(1.0)
@@ -244,7 +244,7 @@ def test_normalized_episode_advantages_have_the_population_standard_deviation_on
 def test_no_reward_however_small_or_large_gives_nan_or_infinity(
     scale: float, config: AlgorithmConfig, normalize: bool
 ) -> None:
-    config = config.model_copy(update={"normalize_std": normalize})
+    config = changed(config, {"normalize_std": normalize})
     many = group([linear([scale, None, -scale], 2 * scale), linear([None], -3 * scale), linear([scale] * 4, 0.0)])
     result = advantages(many, config)
     for trajectory, per_turn in zip(many.episodes, result.per_turn, strict=True):
@@ -272,7 +272,7 @@ def test_a_reward_without_a_time_or_with_an_earlier_one_than_its_turn_is_refused
 def test_given_advantages_are_those_of_all_turns_whatever_the_settings_are() -> None:
     many = [replace(linear([1.0, 2.0], 3.0), advantage=0.25), replace(linear([None], 0.0), advantage=-4.0)]
     for config in (EPISODE, TURN):
-        config = config.model_copy(update={"group_size": 8, "normalize_std": True, "discount": 0.5})
+        config = changed(config, {"group_size": 8, "normalize_std": True, "discount": 0.5})
         result = advantages(group(many), config)
         assert [values.tolist() for values in result.per_turn] == [[0.25, 0.25], [-4.0]]
         assert not result.zero_variance

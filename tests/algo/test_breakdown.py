@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.loss import AGES, TURNS, LossOutput, bucket_labels, combine, decoupled_ppo_loss
+from agentrl.algo.loss import AGES, TURNS, bucket_labels, combine
+from agentrl.algo.objective import LossOutput
+from tests.algo.decoupled import decoupled_ppo_loss
 
 CONFIG = AlgorithmConfig(clip_low=0.2, clip_high=0.3, behavior_weight_cap=2.0, behavior_weight_mode="mask")
 

@@ -21,7 +21,7 @@ from agentrl.testing.properties.exact_gradients import (
 from agentrl.testing.properties.timed_trees import TIMED, Environment, players, racing, racing_branches
 from agentrl.testing.properties.trees import STATES, THETA, Array, Outcome
 from agentrl.types import Trajectory
-from tests.algo.build import EPISODE, TURN, by, group
+from tests.algo.build import EPISODE, TURN, by, changed, group
 
 TEAMWORK = [each for each in TIMED if each is not players]
 """The environments whose turns all earn one return."""
@@ -45,7 +45,7 @@ def test_each_turn_gets_a_fixed_multiple_of_the_gradient_of_its_discounted_retur
     outcomes = list(environment())
     exact = exact_by_turn(outcomes, discount)
     assert np.abs(exact).max() > 0.02 * discount**3
-    config = TURN.model_copy(update={"discount": discount})
+    config = changed(TURN, {"discount": discount})
     estimate = expected_estimate(outcomes, 2, by(config), weight=depth_factor(discount))
     np.testing.assert_allclose(estimate, exact, atol=1e-10)
 
@@ -61,7 +61,7 @@ def test_without_a_discount_that_is_the_gradient_of_the_whole_return(environment
 @pytest.mark.parametrize("environment", [each for each in TIMED if len(list(each())) <= 8])
 def test_in_a_group_of_three_that_lost_members_the_gradient_is_that_of_a_whole_one(environment: Environment) -> None:
     outcomes = list(environment())
-    short = TURN.model_copy(update={"group_size": 8})
+    short = changed(TURN, {"group_size": 8})
     np.testing.assert_allclose(expected_estimate(outcomes, 3, by(short)), exact_by_turn(outcomes, 1.0), atol=1e-10)
 
 

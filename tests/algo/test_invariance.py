@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from agentrl.algo.advantage import advantages, token_advantages
-from agentrl.algo.loss import LossMetrics, combine, decoupled_ppo_loss
+from agentrl.algo.loss import LossMetrics, combine
 from agentrl.algo.packing import sorted_microbatches
 from agentrl.types import Float32Array, Sample, StopReason, Trajectory, Turn, VersionSpan
 from tests.algo.build import TURN, group, pad_right
+from tests.algo.decoupled import decoupled_ppo_loss
 
 VOCABULARY, WIDTH, POSITIONS = 11, 8, 64
 

@@ -20,7 +20,7 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.testing.properties.exact_gradients import Estimator, exact_gradient, expected_estimate, whole_return
 from agentrl.testing.properties.trees import CAUSES, ENVIRONMENTS, THETA, Array, Outcome, chain, stopping
 from agentrl.types import Trajectory
-from tests.algo.build import EPISODE, TURN, by, group
+from tests.algo.build import EPISODE, TURN, by, changed, group
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
@@ -50,7 +50,7 @@ def test_a_group_that_lost_members_has_the_expected_gradient_of_a_whole_one(
     outcomes = list(environment())
     exact = exact_gradient(outcomes, whole_return)
     for config, scale in ((EPISODE, 7 / 8), (TURN, 1.0)):
-        short = by(config.model_copy(update={"group_size": 8}))
+        short = by(changed(config, {"group_size": 8}))
         np.testing.assert_allclose(expected_estimate(outcomes, size, short), exact * scale, atol=1e-10)
 
 
@@ -75,7 +75,7 @@ def test_the_turn_estimate_varies_less_than_the_episode_estimate_where_each_turn
 @pytest.mark.parametrize("discount", [0.9, 0.5])
 def test_the_discounted_turn_estimate_weighted_by_depth_is_the_gradient_of_the_discounted_return(discount: float) -> None:
     outcomes = list(stopping())
-    config = TURN.model_copy(update={"discount": discount})
+    config = changed(TURN, {"discount": discount})
 
     def discounted(outcome: Outcome) -> float:
         turns = sum(discount**t * (step.reward or 0.0) for t, step in enumerate(outcome.steps))
@@ -91,7 +91,7 @@ def test_the_baseline_adds_no_bias_to_the_discounted_estimate(
     environment: Callable[[], Iterator[Outcome]], discount: float
 ) -> None:
     outcomes = list(environment())
-    config = TURN.model_copy(update={"discount": discount})
+    config = changed(TURN, {"discount": discount})
     without = expected_estimate(outcomes, 1, lambda episodes: [returns_to_go(e, discount) for e in episodes])
     np.testing.assert_allclose(expected_estimate(outcomes, 2, by(config)), without, atol=1e-12)
 

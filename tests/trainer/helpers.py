@@ -17,6 +17,7 @@ from agentrl.trainer.parallel.shard import whole
 from agentrl.trainer.parallel.snapshot import raw_tensor
 from agentrl.trainer.policy import PolicyTrainer
 from agentrl.types import Sample
+from tests.algo.decoupled import PpoNumbers
 
 VOCAB = 300
 
@@ -84,7 +85,7 @@ def full_logprobs(model: PreTrainedModel, sample: Sample) -> Tensor:
 
 def slow_loss(model: PreTrainedModel, batch: TrainBatch, config: AlgorithmConfig) -> float:
     """Return the decoupled PPO loss of a first minibatch in double precision, token by token, from the printed formula."""
-    total, count = 0.0, 0
+    total, count, numbers = 0.0, 0, PpoNumbers.of(config)
     for item in batch.samples:
         logprobs = full_logprobs(model, item.sample).tolist()
         for t in np.flatnonzero(item.sample.loss_mask).tolist():
@@ -92,9 +93,9 @@ def slow_loss(model: PreTrainedModel, batch: TrainBatch, config: AlgorithmConfig
             advantage = float(item.advantages[t])
             u = math.exp(current - proximal)
             w = math.exp(proximal - float(item.sample.behavior_logprobs[t]))
-            if w > config.behavior_weight_cap:
-                w = config.behavior_weight_cap if config.behavior_weight_mode == "clamp" else 0.0
-            clipped = min(max(u, 1 - config.clip_low), 1 + config.clip_high)
+            if w > numbers.cap:
+                w = numbers.cap if numbers.mode == "clamp" else 0.0
+            clipped = min(max(u, 1 - numbers.clip_low), 1 + numbers.clip_high)
             total += w * min(u * advantage, clipped * advantage)
             count += 1
     return -total / count

@@ -44,7 +44,7 @@ class AlgorithmSlots:
 
     keep: Slot
     max_groups_per_step: int | None
-    """Groups that are played for one batch at most; None: `keep` is not used."""
+    """Groups that are played for one batch at most, of which the last are kept whatever they are; None: not given."""
     advantage: Slot
     policy_loss: Slot
     proximal: Slot

@@ -22,6 +22,7 @@ from agentrl.concurrency import STRAY_CANCELLATION, finishing, task_group
 from agentrl.data.draw import TaskDraw
 from agentrl.engine.buffer import Ticket
 from agentrl.engine.evaluate import EvalReport, EvaluationQueue, evaluate_with
+from agentrl.engine.filter import FILTERED, GroupFilter
 from agentrl.engine.journal import LoopState
 from agentrl.engine.parts import EngineParts
 from agentrl.engine.report import RunReport
@@ -43,6 +44,7 @@ class Engine:
     """
 
     def __init__(self, parts: EngineParts) -> None:
+        self._filter = GroupFilter(parts.algorithm)
         self._parts, self._state = parts, LoopState(parts)
         self._board, self._buffer, self._journal = self._state.board, self._state.buffer, self._state.journal
         self._runner = parts.runner or LocalRunner(
@@ -162,8 +164,11 @@ class Engine:
         else:
             if self._on_result is not None:
                 self._on_result(outcome)
-            self._buffer.complete(outcome)
-            self._journal.completed()
+            if self._filter.keeps(outcome, self._state.clock.trainer_version):
+                self._buffer.complete(outcome)
+                self._journal.completed()
+            else:
+                self._buffer.drop(outcome.index, FILTERED)
 
     async def _score(self, task: Task, episodes: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
         with self._board.waiting(f"the group of task {task.id}", "its scores"):

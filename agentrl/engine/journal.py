@@ -21,6 +21,7 @@ from agentrl.engine.batch import PreparedBatch, trained_records
 from agentrl.engine.buffer import GroupBuffer, Signal, VersionClock
 from agentrl.engine.diagnostics import advantage_metrics, speaker_metrics, task_outcomes
 from agentrl.engine.evaluate import EvalReport
+from agentrl.engine.filter import FILTERED
 from agentrl.engine.inflight import InFlight, WatchedBackend
 from agentrl.engine.parts import EngineParts
 from agentrl.engine.report import BusyMeter, PublishReport, RunReport, SyncCost, Timer, Totals
@@ -183,9 +184,9 @@ class Journal:
             ErrorBudgetExceeded: too many in a row were dropped for their failed members.
         """
         tokens = self._flights.tokens_by_group.pop(index, 0)
-        self._totals.add_waste("over_age" if reason == "over_age" else "dropped_group", tokens)
+        self._totals.add_waste(reason if reason in ("over_age", FILTERED) else "dropped_group", tokens)
         self._append("dropped_group", {"group": index, "reason": reason})
-        if self._has_tasks and reason not in ("over_age", "unverified"):  # these say nothing about the workflow
+        if self._has_tasks and reason not in ("over_age", "unverified", FILTERED):  # these say nothing about the workflow
             self._budget.group_dropped(reason)
 
     async def check_in_place(self) -> None:

@@ -171,7 +171,8 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "wasted_tokens.CAUSE",
             "tokens",
             "sampled for training since this process began and never trained: `failed_episode`, `dropped_group`, "
-            "`over_age`, `skipped_step`, `left_out` (side calls), `greedy` (temperature 0 has no policy gradient)",
+            "`over_age`, `filtered` (algorithm.keep), `skipped_step`, `left_out` (side calls), `greedy` (temperature 0 has no "
+            "policy gradient)",
         ),
         ("trainer.loss", "loss", "mean over the optimizer steps"),
         ("trainer.grad_norm", "norm", "of the gradient before clipping, mean over the optimizer steps"),
@@ -205,15 +206,28 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "trainer.clip_fraction_positive",
             "share",
-            "of the tokens with positive advantage: no gradient, because the ratio is above 1 + `clip_high`",
+            "of the tokens with positive advantage: no gradient, because the loss stops it, as `ppo` does above 1 + `clip_high`",
         ),
         (
             "trainer.clip_fraction_negative",
             "share",
-            "of the tokens with negative advantage: no gradient, because the ratio is below 1 - `clip_low`",
+            "of the tokens with negative advantage: no gradient, because the loss stops it, as `ppo` does below 1 - `clip_low`",
         ),
-        ("trainer.cap_fraction_positive", "share", "of the tokens with positive advantage: w is above the cap"),
-        ("trainer.cap_fraction_negative", "share", "of the tokens with negative advantage: w is above the cap"),
+        (
+            "trainer.cap_fraction_positive",
+            "share",
+            "of the tokens with positive advantage: a correction limits their weight",
+        ),
+        (
+            "trainer.cap_fraction_negative",
+            "share",
+            "of the tokens with negative advantage: a correction limits their weight",
+        ),
+        (
+            "trainer.by_slot.FUNCTION.METRIC",
+            "by metric",
+            "of the functions that fill the slots: `kept` of a correction, `loss` and `weight` of a term, and their own",
+        ),
         (
             "trainer.entropy",
             "nats per token",

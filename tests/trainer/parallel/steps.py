@@ -31,7 +31,9 @@ class Outcome(NamedTuple):
 
 
 def make_trainer(ranks: Ranks, path: Path, settings: dict[str, Any]) -> PolicyTrainer:
-    config = TrainerConfig.model_validate({"lr": 1e-3, "minibatches": 1, "max_grad_norm": 0.5, **settings})
+    rest = {name: value for name, value in settings.items() if name != "algorithm"}
+    config = TrainerConfig.model_validate({"lr": 1e-3, "minibatches": 1, "max_grad_norm": 0.5, **rest})
+    algorithm = AlgorithmConfig.model_validate(settings.get("algorithm", {}))
     model = PolicyModel(
         path,
         device=torch.device("cpu"),
@@ -39,7 +41,7 @@ def make_trainer(ranks: Ranks, path: Path, settings: dict[str, Any]) -> PolicyTr
         gradient_checkpointing=config.gradient_checkpointing,
         ranks=ranks,
     )
-    return PolicyTrainer(model, config, AlgorithmConfig(), total_steps=10, seed=5)
+    return PolicyTrainer(model, config, algorithm, total_steps=10, seed=5)
 
 
 def three_steps(ranks: Ranks, path: Path, settings: dict[str, Any]) -> Outcome:

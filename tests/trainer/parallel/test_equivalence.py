@@ -26,6 +26,14 @@ _TEMPERATURES = [0.7, 1.0, 1.0]
 _SMALL_STEPS = {"lr": 5e-5, "microbatch_tokens": 64}
 
 
+# Nine passes of one sample each: one rank has a filler, which a dense term would train a second time.
+_DENSE = {
+    "lr": 5e-5,
+    "microbatch_tokens": 1,
+    "epochs": 2,
+    "algorithm": {"policy_loss": "gspo", "terms": [{"entropy": 0.1}], "aggregate": "turn"},
+}
+
 _Case = tuple[Architecture, dict[str, Any]]
 _UNTIED: Architecture = "llama"
 
@@ -37,6 +45,7 @@ _UNTIED: Architecture = "llama"
             MeshShape(dp=2),
             [
                 ("qwen3", _SMALL_STEPS),
+                ("qwen3", _DENSE),
                 (_UNTIED, {"lr": 1e-4, "minibatches": 3, "microbatch_tokens": 100, "gradient_checkpointing": True}),
             ],
         ),

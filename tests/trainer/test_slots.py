@@ -1,0 +1,170 @@
+"""The slots of an algorithm in a training step: a user's functions, dense terms, several passes, and bad results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.errors import ConfigError
+from agentrl.trainer.base import TrainBatch
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.policy import PolicyTrainer
+from tests.trainer.helpers import full_logprobs, load_plain, random_batch
+
+MINE = """
+from dataclasses import replace
+import torch
+from agentrl.algo.loss_batch import LossBatch, TokenLoss, Weights, mean
+from agentrl.config.base import Config
+
+class Scale(Config):
+    by: float = 1.0
+
+def plain(batch: LossBatch, options: Scale) -> TokenLoss:
+    loss = -options.by * batch.advantages * batch.current_logprobs
+    return TokenLoss(loss=loss, metrics={"up": mean(batch.advantages > 0)})
+
+def no_number(batch):
+    return TokenLoss(loss=batch.current_logprobs * float("nan"))
+
+def short(batch):
+    return TokenLoss(loss=batch.current_logprobs[1:])
+
+def total(batch):
+    return batch.current_logprobs.sum()
+
+def reserved(batch):
+    return TokenLoss(loss=batch.current_logprobs, metrics={"loss": mean(batch.advantages)})
+
+def raising(batch):
+    raise KeyError("x")
+
+def wider(batch):
+    ones = torch.ones(len(batch.turn) + 1)
+    return Weights(weight=ones, keep=ones > 0)
+
+def soft(batch):
+    return Weights(weight=batch.advantages * 0 + 1, keep=batch.advantages)
+
+unit = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_slot_functions.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "my_slot_functions"
+
+
+def trainer_of(path: Path, algorithm: dict[str, object], **settings: object) -> PolicyTrainer:
+    config = TrainerConfig.model_validate({"lr": 1e-3, "minibatches": 1, "max_grad_norm": 1e9, **settings})
+    model = PolicyModel(path, device=torch.device("cpu"))
+    return PolicyTrainer(model, config, AlgorithmConfig.model_validate(algorithm), total_steps=10)
+
+
+def weights_of(trainer: PolicyTrainer) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters.values()])
+
+
+def without_advantages(batch: TrainBatch) -> TrainBatch:
+    return replace(batch, samples=tuple(replace(item, advantages=item.advantages * 0) for item in batch.samples))
+
+
+def test_a_loss_of_the_user_trains_as_the_bundled_one_that_it_copies(checkpoint: Path, mine: str) -> None:
+    batch = random_batch()
+    own = trainer_of(checkpoint, {"policy_loss": {f"{mine}:plain": {"by": 1.0}}, "correction": "none"})
+    bundled = trainer_of(checkpoint, {"policy_loss": "reinforce", "correction": "none"})
+    metrics = own.step(batch).metrics
+    assert metrics["loss"] == bundled.step(batch).metrics["loss"]
+    assert torch.equal(weights_of(own), weights_of(bundled))
+    signs = np.concatenate([item.advantages[item.sample.loss_mask] > 0 for item in batch.samples])
+    assert metrics["by_slot.plain.up"] == pytest.approx(signs.mean())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ({"policy_loss": "{}:no_number"}, r"algorithm\.policy_loss: .*:no_number returned NaN or infinity"),
+        ({"policy_loss": "{}:short"}, r"algorithm\.policy_loss: .*:short returned loss of shape .*one value for each token"),
+        ({"policy_loss": "{}:total"}, r"algorithm\.policy_loss: .*:total returned a Tensor; return a TokenLoss"),
+        ({"policy_loss": "{}:reserved"}, r"algorithm\.policy_loss: .*:reserved returned a metric named 'loss'"),
+        ({"policy_loss": "{}:raising"}, r"algorithm\.policy_loss: .*:raising raised KeyError: 'x'; fix the function"),
+        ({"correction": "{}:wider"}, r"algorithm\.correction\.token: .*:wider returned weight of shape .*none can be added"),
+        ({"correction": "{}:soft"}, r"algorithm\.correction\.token: .*:soft returned keep of torch\.float32; return bool"),
+        ({"policy_loss": "{}:unit"}, r"algorithm\.policy_loss: .*:unit is no function but a int"),
+        ({"policy_loss": "{}:gone"}, r"algorithm\.policy_loss: module .* has no 'gone'"),
+        ({"policy_loss": "no_such_module_here:f"}, r"algorithm\.policy_loss: there is no module 'no_such_module_here'"),
+        ({"policy_loss": {"{}:plain": {"to": 1}}}, r"algorithm\.policy_loss: .*:plain has no option 'to'; its options: by"),
+        (
+            {"terms": [{"{}:plain": {"weight": 1, "by": "x"}}]},
+            r"algorithm\.terms: .*:plain\.by: input should be a valid number",
+        ),
+    ],
+)
+def test_a_function_that_does_not_fit_is_named_with_its_slot_and_changes_no_weight(
+    checkpoint: Path, mine: str, algorithm: dict[str, Any], message: str
+) -> None:
+    def named(value: Any) -> Any:  # noqa: ANN401 - a part of a run file
+        if isinstance(value, dict):
+            return {str(key).replace("{}", mine): named(each) for key, each in value.items()}
+        return [named(each) for each in value] if isinstance(value, list) else str(value).replace("{}", mine)
+
+    before = weights_of(trainer_of(checkpoint, {}))
+    trainer = None
+    with pytest.raises(ConfigError, match=message):
+        trainer = trainer_of(checkpoint, {name: named(value) for name, value in algorithm.items()})
+        trainer.step(random_batch())
+    assert trainer is None or torch.equal(weights_of(trainer), before)
+
+
+def test_an_entropy_term_trains_tokens_without_an_advantage(checkpoint: Path) -> None:
+    batch = without_advantages(random_batch())
+    trainer = trainer_of(checkpoint, {"terms": [{"entropy": 0.5}]})
+    report = trainer.step(batch)
+
+    plain = load_plain(checkpoint)
+    entropies = []
+    for item in batch.samples:
+        ids = torch.tensor(item.sample.token_ids.astype(np.int64))
+        every = torch.log_softmax(plain(input_ids=ids[None], use_cache=False).logits[0, :-1], -1)
+        entropies.append(-(every.exp() * every).sum(-1)[torch.from_numpy(item.sample.loss_mask[1:])])
+    loss = -0.5 * torch.cat(entropies).mean()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1e9)
+
+    assert report.skipped is None
+    assert report.metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert report.metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    assert report.metrics["by_slot.entropy.weight"] == 0.5
+    assert len(report.proximal_logprobs) == len(batch.samples)
+    assert trainer_of(checkpoint, {}).step(batch).skipped == "every advantage is 0"
+
+
+def test_several_passes_clip_around_the_weights_before_the_first(checkpoint: Path) -> None:
+    batch = random_batch()
+    trainer = trainer_of(checkpoint, {}, epochs=3, minibatches=2, lr=1e-2)
+    plain = load_plain(checkpoint)
+    report = trainer.step(batch)
+    assert (report.metrics["optimizer_steps"], trainer.state.optimizer_steps) == (6, 6)
+    assert report.metrics["ratio_max"] > 1
+    for at, found in report.proximal_logprobs.items():
+        sample = batch.samples[at].sample
+        expected = full_logprobs(plain, sample)[torch.from_numpy(sample.loss_mask[1:])].detach().numpy()
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_center_without_a_forward_pass_needs_none(checkpoint: Path) -> None:
+    batch = random_batch()
+    for proximal in ("behavior", "versions"):
+        trainer = trainer_of(checkpoint, {"correction": {"proximal": proximal}}, minibatches=2)
+        metrics = trainer.step(batch).metrics
+        assert "max_logprob_difference" not in metrics  # there is nothing to compare the servers with
+        assert metrics["optimizer_steps"] == 2

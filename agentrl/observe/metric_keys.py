@@ -206,12 +206,12 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "trainer.clip_fraction_positive",
             "share",
-            "of the tokens with positive advantage: no gradient, because the loss stops it, as `ppo` does above 1 + `clip_high`",
+            "of the tokens with positive advantage: no gradient, as for `ppo` with a ratio above 1 + `clip_high`",
         ),
         (
             "trainer.clip_fraction_negative",
             "share",
-            "of the tokens with negative advantage: no gradient, because the loss stops it, as `ppo` does below 1 - `clip_low`",
+            "of the tokens with negative advantage: no gradient, as for `ppo` with a ratio below 1 - `clip_low`",
         ),
         (
             "trainer.cap_fraction_positive",

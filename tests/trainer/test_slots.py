@@ -117,12 +117,17 @@ def test_a_function_that_does_not_fit_is_named_with_its_slot_and_changes_no_weig
             return {str(key).replace("{}", mine): named(each) for key, each in value.items()}
         return [named(each) for each in value] if isinstance(value, list) else str(value).replace("{}", mine)
 
-    before = weights_of(trainer_of(checkpoint, {}))
-    trainer = None
+    fields = {name: named(value) for name, value in algorithm.items()}
+    made: list[PolicyTrainer] = []
+
+    def step() -> None:
+        made.append(trainer_of(checkpoint, fields))
+        made[0].step(random_batch())
+
     with pytest.raises(ConfigError, match=message):
-        trainer = trainer_of(checkpoint, {name: named(value) for name, value in algorithm.items()})
-        trainer.step(random_batch())
-    assert trainer is None or torch.equal(weights_of(trainer), before)
+        step()
+    before = weights_of(trainer_of(checkpoint, {}))
+    assert all(torch.equal(weights_of(trainer), before) for trainer in made)
 
 
 def test_an_entropy_term_trains_tokens_without_an_advantage(checkpoint: Path) -> None:

@@ -6,8 +6,8 @@ benchmarks/results/staleness.json, from which `python -m docs.figures.staleness`
 The task: 8 tokens in two turns, of 8 kinds each. A state is one of 4 tasks, the place and the last token; 3 of the 8 tokens
 are good in each, and an episode succeeds (reward 1) with at least 6 good ones. The policy `table` has logits for each state;
 `shared` adds a table by task and place to one by place and last token, so that what is learned in a state moves others. A
-step trains 4 groups of 8 episodes that the policy of `lag` steps ago sampled; advantage `episode`, Adam, gradients clipped to
-norm 1, as in a run.
+step trains 4 groups of 8 episodes that the policy of `lag` steps ago sampled; advantage `episode`, Adam, gradients clipped
+to norm 1, as in a run.
 Success is exact: a sum over all episodes. The losses and corrections are those of agentrl.
 
   naive       PPO around the policy that sampled (`correction: {proximal: behavior}`)
@@ -92,11 +92,11 @@ class Replicas:
     """[R, TASKS, LENGTH, TOKENS (last), TOKENS] bool, the same for one seed."""
 
 
-def replicas(seeds: int) -> Replicas:
-    """Return all lags and rates with `seeds` seeds."""
+def replicas(lags: Sequence[int], seeds: int) -> Replicas:
+    """Return all `lags` and rates with `seeds` seeds."""
     generator = torch.Generator().manual_seed(1)
     order = torch.rand(seeds, TASKS, LENGTH, TOKENS, TOKENS, generator=generator).argsort(-1)
-    grid = torch.cartesian_prod(torch.tensor(LAGS), torch.arange(len(RATES)), torch.arange(seeds))
+    grid = torch.cartesian_prod(torch.tensor(lags), torch.arange(len(RATES)), torch.arange(seeds))
     return Replicas(grid[:, 0], torch.tensor(RATES)[grid[:, 1]], grid[:, 2], (order < GOOD)[grid[:, 2]])
 
 
@@ -201,8 +201,8 @@ def train(arm: Arm, runs: Replicas, policy: str, minibatches: int, steps: int) -
     curve = [success(logits, runs.good)]
     smallest = torch.ones(len(logits))
     for number in range(steps):
-        versions = torch.stack(history)
-        sampler = versions[(len(history) - 1 - runs.lag).clamp(min=0), torch.arange(len(logits))]
+        ages = torch.minimum(runs.lag, torch.tensor(len(history) - 1)).tolist()
+        sampler = torch.stack([history[-1 - age][at] for at, age in enumerate(ages)])
         # Every arm, lag and rate of a seed draws the same numbers, so that differences between arms are paired.
         noise = torch.rand(seeds, EPISODES, LENGTH, TOKENS, generator=generator).clamp(1e-9, 1 - 1e-7)
         states, rewards = play(sampler, runs.good, -(-noise.log()).log()[runs.seed])
@@ -259,7 +259,7 @@ def measure(runs: Replicas, policy: str, minibatches: int, steps: int) -> list[R
         print(f"{policy}, {minibatches} minibatches, {name}: {time.perf_counter() - started:.0f} s", flush=True)
     rows: list[Row] = []
     for name, (curve, smallest) in curves.items():
-        for lag, rate in itertools.product(LAGS, RATES):
+        for lag, rate in itertools.product(runs.lag.unique().tolist(), RATES):
             at = (runs.lag == lag) & (runs.rate == torch.tensor(rate))
             final, uncorrected_final = curve[-1, at], curves["none"][0][-1, at]
             mean, half = interval(final)
@@ -292,14 +292,17 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
+    parser.add_argument("--lags", nargs="+", type=int, choices=LAGS, default=LAGS)
+    parser.add_argument("--minibatches", nargs="+", type=int, default=MINIBATCHES)
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # the tensors are small, and threads that wait for each other cost more than they do
     started = time.process_time()
-    runs = replicas(arguments.seeds)
+    runs = replicas(arguments.lags, arguments.seeds)
     rows: list[Row] = []
-    for policy, minibatches in itertools.product(POLICIES, MINIBATCHES):
+    for policy, minibatches in itertools.product(arguments.policies, arguments.minibatches):
         rows += measure(runs, policy, minibatches, arguments.steps)
         about = describe_machine("torch") | {"cpu_seconds": str(round(time.process_time() - started))}
         results = {"machine": about, "seeds": arguments.seeds, "steps": arguments.steps, "rows": rows}

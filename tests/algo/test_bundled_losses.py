@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,15 @@ VARIANTS: Mapping[str, Sequence[Mapping[str, object]]] = {
 
 
 def load(bundled: Bundled) -> Callable[..., TokenLoss]:
+    """Return a policy loss or a term."""
+    return _function(bundled)
+
+
+def load_correction(bundled: Bundled) -> Callable[..., Weights]:
+    return _function(bundled)
+
+
+def _function(bundled: Bundled) -> Any:  # noqa: ANN401
     module, name = bundled.function.split(":")
     return getattr(importlib.import_module(module), name)
 
@@ -66,10 +76,10 @@ def test_each_term_has_the_properties_of_one_and_equals_its_reference(name: str,
 def test_each_correction_has_the_properties_of_one_and_equals_its_reference(name: str, given: Mapping[str, object]) -> None:
     bundled = CORRECTIONS[name]
     options = bundled.options.model_validate(given)
-    check_correction(load(bundled), options)
+    check_correction(load_correction(bundled), options)
     for seed in range(3):
         batch = random_batch(seed)
-        result = load(bundled)(batch, options)
+        result = load_correction(bundled)(batch, options)
         expected = reference(name)(batch, options)
         assert torch.where(result.keep, result.weight, 0.0).tolist() == pytest.approx(expected, rel=1e-9)
 
@@ -117,22 +127,15 @@ def three_tokens() -> LossBatch:
 
 def test_the_golden_values_stay() -> None:
     batch = three_tokens()
-    got = {
-        name: _first(load(bundled)(batch, bundled.options()))
-        for table in (POLICY_LOSSES, TERMS, CORRECTIONS)
-        for name, bundled in table.items()
-    }
+    losses = {name: load(one)(batch, one.options()).loss for name, one in (POLICY_LOSSES | TERMS).items()}
+    weights = {name: load_correction(one)(batch, one.options()).weight for name, one in CORRECTIONS.items()}
+    got: dict[str, list[float]] = {name: values.tolist() for name, values in (losses | weights).items()}
     assert {name: [round(value, 6) + 0.0 for value in values] for name, values in got.items()} == GOLDEN
-
-
-def _first(result: TokenLoss | Weights) -> list[float]:
-    values = result.loss if isinstance(result, TokenLoss) else result.weight
-    return values.tolist()
 
 
 def test_the_centre_of_the_trust_region_is_the_forward_pass_the_versions_or_the_policy_that_sampled() -> None:
     batch = three_tokens()
-    got = {name: load(bundled)(batch).tolist() for name, bundled in PROXIMALS.items()}
+    got: dict[str, list[float]] = {name: _function(one)(batch).tolist() for name, one in PROXIMALS.items()}
     assert got["forward"] == batch.proximal_logprobs.tolist()
     assert got["behavior"] == batch.behavior_logprobs.tolist()
     # Age 0: the behavior policy; age 1: half of the way to the current one; age 3: three quarters.

@@ -13,21 +13,21 @@ TERMS: dict[str, Bundled] = {
     "entropy": Bundled(
         function="agentrl.algo.terms.penalties:entropy",
         options=EntropyOptions,
-        formula="-{weight} H",
+        formula="-H",
         needs=frozenset({"entropy"}),
         dense=True,
     ),
     "kl": Bundled(
         function="agentrl.algo.terms.penalties:kl",
         options=KlOptions,
-        formula="{weight} KL(pi || reference), estimator {k}",
+        formula="KL(pi || reference), estimator {k}",
         needs=frozenset({"reference"}),
         dense=True,
     ),
     "log_ratio": Bundled(
         function="agentrl.algo.terms.penalties:log_ratio",
         options=LogRatioOptions,
-        formula="{weight} (log pi - log mu)^2",
+        formula="(log pi - log mu)^2",
         dense=True,
     ),
 }

@@ -276,3 +276,11 @@ def test_tool_results_become_messages_in_their_order_and_unparsed_input_is_what_
         {"role": "tool", "tool_call_id": "2", "content": "error"},
         {"role": "user", "content": "Go on."},
     ]
+
+
+def test_a_response_without_tools_may_ask_for_one_call_at_most_as_a_compaction_of_codex_does() -> None:
+    body: Json = {"input": "Summarize.", "parallel_tool_calls": False}
+    assert "parallel_tool_calls" not in RESPONSES.read(json.dumps(body).encode(), None).arguments
+    for tools in (BODIES["responses"]["tools"], [{"type": "web_search"}]):
+        read = RESPONSES.read(json.dumps({**body, "tools": tools}).encode(), None).arguments
+        assert ("tools" in read) == ("parallel_tool_calls" in read)

@@ -24,7 +24,7 @@ COMPACTION: Final = "compaction"
 """The role of a call that shortens a history."""
 _MAX_CLIENT: Final = 60
 _PRODUCT: Final = re.compile(r"[^\s()]+(?: v?\d[\w.]*)?")
-_CODEX_CALLS: Final = {"compact": COMPACTION, "collab_spawn": SUBAGENT}
+_CODEX_SPAWNED: Final = "collab_spawn"
 _CLAUDE_SUBAGENT: Final = re.compile(r"x-anthropic-billing-header: [^\n]*; cc_is_subagent=true;")
 _CODEX_KIND: Final = re.compile(r"[a-z_]{1,40}")
 _OPENCODE_TITLE: Final = "You are a title generator."
@@ -43,8 +43,8 @@ def responses_caller(call: DialectCall, headers: Mapping[str, str]) -> Caller:
     """Return the caller of Responses: Codex names the kind of a call that its main agent does not make, and its thread."""
     client, kind = _client_name(headers), headers.get("x-openai-subagent", "")
     if kind or headers.get("x-codex-parent-thread-id"):
-        role = _CODEX_CALLS.get(kind, kind if _CODEX_KIND.fullmatch(kind) else SUBAGENT)
-        return Caller(client, role, headers.get("thread-id", ""))
+        is_named = kind != _CODEX_SPAWNED and _CODEX_KIND.fullmatch(kind)
+        return Caller(client, kind if is_named else SUBAGENT, headers.get("thread-id", ""))
     is_compaction = '"request_kind":"compaction"' in headers.get("x-codex-turn-metadata", "").replace(" ", "")
     return Caller(client, COMPACTION if is_compaction else "")
 

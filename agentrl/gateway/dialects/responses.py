@@ -64,6 +64,8 @@ class ResponsesDialect:
         arguments, ignored = _response_arguments(fields)
         if tools.functions:
             arguments["tools"] = tools.functions
+        elif arguments.get("parallel_tool_calls") is False:  # Codex compacts with it; without tools there are no calls
+            del arguments["parallel_tool_calls"]
         if fields.any("tool_choice") is not None:
             arguments["tool_choice"] = read_tool_choice(sent["tool_choice"], tools.names)
         return DialectCall(

@@ -72,7 +72,7 @@ class AlgorithmSlots:
             "sequence": "mean over samples of the mean over tokens",
             "fixed": f"sum over tokens / (samples * {self.fixed_length})",
         }[self.aggregate]
-        weights = [each.formula for each in (self.token, self.sequence) if each.name != "none"]
+        weights = [f"({each.formula})" for each in (self.token, self.sequence) if each.name != "none"]
         main = " * ".join([*weights, self.policy_loss.formula])
         more = "".join(f" + {_weight_words(term)} * {term.slot.formula}" for term in self.terms)
         return f"{unit} of [{main}]{more}"

@@ -172,8 +172,8 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "wasted_tokens.CAUSE",
             "tokens",
             "sampled for training since this process began and never trained: `failed_episode`, `dropped_group`, "
-            "`over_age`, `filtered` (`algorithm.keep`), `skipped_step`, `left_out` (side calls), `greedy` (temperature 0 has "
-            "no policy gradient)",
+            "`over_age`, `filtered` (`algorithm.keep`), `skipped_step`, `left_out` (side calls), `greedy` (temperature 0 "
+            "has no policy gradient)",
         ),
         ("trainer.loss", "loss", "mean over the optimizer steps"),
         ("trainer.grad_norm", "norm", "of the gradient before clipping, mean over the optimizer steps"),

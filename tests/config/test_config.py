@@ -157,7 +157,10 @@ def test_a_field_without_a_reader_is_found_although_others_are_called_like_it(fi
         ({"tasks": {"path": "x", "factory": "y:z"}}, "tasks: expected exactly one of path and factory"),
         ({"tasks": {"path": "x", "factory_args": {"n": 1}}}, "tasks: factory_args and eval_factory_args need tasks.factory"),
         ({"engine": {"eval_every": 5}}, "engine.eval_every: there are no held-out tasks"),
-        ({"algorithm": {"discount": 0.9}}, "algorithm.discount: only the turn advantage discounts"),
+        (
+            {"algorithm": {"discount": 0.9}},
+            "algorithm.discount: advantage episode has no option discount; remove discount, or choose one of turn",
+        ),
         ({"trainer": {"minibatches": 1000}}, "trainer.minibatches: 1000 is more than the 128 episodes"),
         ({"rollout": {"incomplete_group": "keep", "min_group_size": 9}}, "rollout.min_group_size: 9 is over"),
         ({"engine": {"stall_timeout_s": 60}}, "engine.stall_timeout_s: 60 s is not more than the 600 s an episode may take"),

@@ -33,7 +33,7 @@ def test_every_word_of_another_framework_leads_to_one_field_that_exists() -> Non
         ("rollout.max_tokens", "did you mean sampling.max_tokens?"),
         ("sampling.max_new_tokens", "did you mean sampling.max_tokens?"),
         ("trainer.steps", "did you mean engine.steps or sft.steps?"),
-        ("algorithm.kl_coef", "the loss has no KL penalty; algorithm.clip_low and algorithm.clip_high bound each step"),
+        ("algorithm.kl_coef", "did you mean algorithm.terms?"),
         ("trainer.zzz", "fields here: betas, "),
     ],
 )

@@ -58,7 +58,7 @@ def batch_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> list[G
 
 
 def _trained_tokens(episode: Trajectory) -> Float64Array:
-    return np.array([len(turn.output_ids) if turn.temperature > 0 else 0 for turn in episode.turns], np.float64)
+    return np.array([len(turn.output_ids) if turn.in_loss else 0 for turn in episode.turns], np.float64)
 
 
 def advantages_by(

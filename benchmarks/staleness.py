@@ -1,6 +1,6 @@
 """What stale data do to six losses, on small policies: all seeds, lags and learning rates in one tensor.
 
-Run: `python -m benchmarks.staleness` (some minutes on one idle core). It prints tables and writes
+Run: `python -m benchmarks.staleness` (about five minutes on an idle core). It prints tables and writes
 benchmarks/results/staleness.json, from which `python -m docs.figures.staleness` draws.
 
 The task: 8 tokens in two turns, of 8 kinds each. A state is one of 4 tasks, the place and the last token; 3 of the 8 tokens
@@ -278,9 +278,11 @@ def measure(runs: Replicas, policy: str, minibatches: int, steps: int) -> list[R
 def show(rows: Sequence[Row]) -> str:
     """Return a table of the final success by arm and lag, for each policy, rate and number of minibatches."""
     lines: list[str] = []
-    for policy, minibatches, rate in itertools.product(POLICIES, MINIBATCHES, RATES):
+    keys = ("policy", "minibatches", "rate")
+    for policy, minibatches, rate in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
+        lags = sorted({int(row["lag"]) for row in rows if row["policy"] == policy})
         lines += ["", f"{policy}, {minibatches} minibatches, learning rate {rate}", ""]
-        lines += ["| arm | " + " | ".join(f"lag {lag}" for lag in LAGS) + " |", "|---" * (len(LAGS) + 1) + "|"]
+        lines += ["| arm | " + " | ".join(f"lag {lag}" for lag in lags) + " |", "|---" * (len(lags) + 1) + "|"]
         for name in ARMS:
             key = {"policy": policy, "minibatches": minibatches, "rate": rate, "arm": name}
             cells = [f"{r['success']:.3f} ± {r['half_interval']:.3f}" for r in rows if key.items() <= r.items()]

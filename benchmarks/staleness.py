@@ -33,15 +33,15 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from agentrl.algo.corrections.options import CapOptions
+from agentrl.algo.corrections.correction_options import CapOptions
 from agentrl.algo.corrections.proximal import behavior, forward
 from agentrl.algo.corrections.tokens import clamp, mask, none
+from agentrl.algo.guard import learning_rate_factor
 from agentrl.algo.loss_batch import LossBatch, LossTotals, TokenLoss, Weights
 from agentrl.algo.losses.clipped import ppo
-from agentrl.algo.losses.options import DppoTvOptions, PpoOptions
+from agentrl.algo.losses.loss_options import DppoTvOptions, PpoOptions
 from agentrl.algo.losses.weighted import dppo_tv
 from agentrl.algo.slots import NoOptions
-from agentrl.algo.staleness import learning_rate_factor
 from benchmarks.machine import describe_machine
 
 RESULTS = Path(__file__).parent / "results" / "staleness.json"

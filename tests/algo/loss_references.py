@@ -6,9 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agentrl.algo.corrections.options import CapOptions, GeometricOptions, IcePopOptions, M2poMaskOptions, TruncateOptions
+from agentrl.algo.corrections.correction_options import (
+    CapOptions,
+    GeometricOptions,
+    IcePopOptions,
+    M2poMaskOptions,
+    TruncateOptions,
+)
 from agentrl.algo.loss_batch import LossBatch
-from agentrl.algo.losses.options import (
+from agentrl.algo.losses.loss_options import (
     CispoOptions,
     DppoTvOptions,
     DualClipOptions,
@@ -20,7 +26,7 @@ from agentrl.algo.losses.options import (
     VespoOptions,
 )
 from agentrl.algo.slots import NoOptions
-from agentrl.algo.terms.options import EntropyOptions, KlOptions, LogRatioOptions
+from agentrl.algo.terms.term_options import EntropyOptions, KlOptions, LogRatioOptions
 from agentrl.config.base import Config
 
 MAX = 60.0

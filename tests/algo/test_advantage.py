@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.algo.advantage import GroupAdvantages, advantages, token_advantages
-from agentrl.algo.advantages.turns import returns_to_go
+from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError
 from agentrl.types import BranchPath, EpisodeFailure, Group, Trajectory, Turn

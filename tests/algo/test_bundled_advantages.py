@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from agentrl.algo.advantages import ADVANTAGES
+from agentrl.algo.advantages.advantage_options import EpisodeOptions, GaeOptions, PassAtKOptions
+from agentrl.algo.advantages.episodes import best_of_k, max_rl
 from agentrl.algo.advantages.episodes import episode as by_episode
-from agentrl.algo.advantages.episodes import max_rl, pass_at_k
 from agentrl.algo.advantages.gae import gae, token_gae, turn_gae
-from agentrl.algo.advantages.options import EpisodeOptions, GaeOptions, PassAtKOptions
 from agentrl.algo.advantages.players import Float64Array
-from agentrl.algo.advantages.turns import returns_to_go
+from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.algo.advantages.whitening import whiten
 from agentrl.algo.slots import NoOptions
 from agentrl.errors import InvariantError
@@ -145,12 +145,12 @@ def test_max_rl_climbs_a_truncated_log_likelihood(p: float, members: int) -> Non
 @pytest.mark.parametrize(("members", "k"), [(2, 2), (3, 2), (5, 2), (5, 4)])
 def test_pass_at_k_climbs_the_chance_that_one_of_k_succeeds(p: float, members: int, k: int) -> None:
     exact = k * (1 - p) ** (k - 1) * p * (1 - p)
-    assert coin(lambda one: pass_at_k(one, PassAtKOptions(k=k)), members, p) == pytest.approx(exact, rel=1e-9)
+    assert coin(lambda one: best_of_k(one, PassAtKOptions(k=k)), members, p) == pytest.approx(exact, rel=1e-9)
 
 
 def test_a_group_with_fewer_than_k_episodes_learns_nothing() -> None:
     played = group([linear([1.0]), linear([0.0])])
-    assert [v.tolist() for v in pass_at_k(played, PassAtKOptions(k=3))] == [[0.0], [0.0]]
+    assert [v.tolist() for v in best_of_k(played, PassAtKOptions(k=3))] == [[0.0], [0.0]]
 
 
 def test_whitening_gives_the_tokens_of_a_batch_mean_0_and_deviation_1() -> None:

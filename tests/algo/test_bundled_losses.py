@@ -14,10 +14,10 @@ from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.loss_batch import LossBatch, TokenLoss, Weights, mean
 from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.losses.clipped import m2po
-from agentrl.algo.losses.options import M2poOptions
+from agentrl.algo.losses.loss_options import M2poOptions
 from agentrl.algo.slots import Bundled, NoOptions
 from agentrl.algo.terms import TERMS
-from agentrl.algo.terms.options import EntropyOptions, weight_at
+from agentrl.algo.terms.term_options import EntropyOptions, weight_at
 from agentrl.config.base import Config
 from agentrl.testing import check_correction, check_policy_loss
 from agentrl.testing.properties.loss_batches import random_batch, samples_of

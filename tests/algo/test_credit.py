@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentrl.algo.advantage import advantages
-from agentrl.algo.advantages.turns import returns_to_go
+from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.testing.properties.exact_gradients import (
     exact_by_turn,
     exact_gradient,

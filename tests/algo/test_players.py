@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agentrl.algo.advantage import advantages
-from agentrl.algo.advantages.turns import returns_to_go
+from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.types import Trajectory
 from tests.algo.build import EPISODE, TURN, episode, group, turn

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from agentrl.algo.staleness import learning_rate_factor, sequence_ess_ratio
+from agentrl.algo.guard import learning_rate_factor, sequence_ess_ratio
 
 
 def test_equal_weights_are_all_effective_and_one_that_outweighs_the_others_is_one_sample() -> None:

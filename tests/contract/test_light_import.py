@@ -11,8 +11,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("agentrl", "workflows/agentrl_workflows", "envs/agentrl_envs")
-COMPUTES = ("agentrl.servers.embedded", "agentrl.weights.process_group")
-"""Beside the training spine, what is made of tensors: a server that runs in a process of its own, and process groups."""
+COMPUTES = (
+    "agentrl.servers.embedded",
+    "agentrl.weights.process_group",
+    "agentrl.testing.properties.check_policy_loss",
+    "agentrl.testing.properties.loss_batches",
+)
+"""Beside the training spine, what is made of tensors: a server in a process of its own, process groups, checks of losses."""
 HEAVY = ("torch", "transformers", "ray", "sglang")
 PROBE = r"""
 import importlib, json, re, sys

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.algo.advantage import advantages
-from agentrl.algo.advantages.turns import returns_to_go
+from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.episode.checks import check_reward_time
 from agentrl.episode.codec import encode_line, stored_trajectory, trajectory_record
 from agentrl.episode.summary import EndedEpisode

@@ -12,7 +12,7 @@ import openai
 import pytest
 from pydantic import ValidationError
 
-from agentrl.algo.advantages.turns import returns_to_go
+from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.client import Client, Door, DoorSettings, OtherModel, ReplayBackend, SideCalls
 from agentrl.engine.diagnostics import speaker_metrics
 from agentrl.errors import ConfigError

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from agentrl.algo.advantage import advantages
-from agentrl.algo.advantages.turns import returns_to_go
+from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client import Client
 from agentrl.rollout.config import RolloutConfig

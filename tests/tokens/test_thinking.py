@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from agentrl.algo.advantages.turns import returns_to_go
+from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
 from agentrl.types import ForkReason

@@ -6,7 +6,7 @@ where nothing is to be learned.
 
 from __future__ import annotations
 
-from agentrl.algo.advantages.options import (
+from agentrl.algo.advantages.advantage_options import (
     EpisodeOptions,
     GaeOptions,
     GrpoOptions,
@@ -22,7 +22,7 @@ ADVANTAGES: dict[str, Bundled] = {
         function="agentrl.algo.advantages.episodes:episode", options=EpisodeOptions, formula="R - mean of the group's R"
     ),
     "turn": Bundled(
-        function="agentrl.algo.advantages.turns:turn",
+        function="agentrl.algo.advantages.turn_returns:turn",
         options=TurnOptions,
         formula="G - mean of the other episodes' G at this depth, discount {discount}",
     ),
@@ -39,12 +39,12 @@ ADVANTAGES: dict[str, Bundled] = {
     ),
     "max_rl": Bundled(function="agentrl.algo.advantages.episodes:max_rl", formula="(R - mean) / mean, 0 where mean <= 0"),
     "pass_at_k": Bundled(
-        function="agentrl.algo.advantages.episodes:pass_at_k",
+        function="agentrl.algo.advantages.episodes:best_of_k",
         options=PassAtKOptions,
         formula="n * mean over sets of {k} of (max of the set - max without this episode), for sets with it",
     ),
     "optimal_baseline": Bundled(
-        function="agentrl.algo.advantages.turns:optimal_baseline",
+        function="agentrl.algo.advantages.turn_returns:optimal_baseline",
         options=OptimalBaselineOptions,
         formula="G - sum of the others' W G / sum of their W, W = sum of (1 - p)^2",
     ),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from agentrl.algo.advantages.options import EpisodeOptions, GrpoOptions, PassAtKOptions, ReinforcePlusPlusOptions
+from agentrl.algo.advantages.advantage_options import EpisodeOptions, GrpoOptions, PassAtKOptions, ReinforcePlusPlusOptions
 from agentrl.algo.advantages.players import (
     Float64Array,
     exact_mean,
@@ -35,8 +35,10 @@ def episode(group: Group, options: EpisodeOptions) -> Sequence[Float64Array]:
     centered = {player: (each - exact_mean(each)) * scale for player, each in returns.items()}
     together = np.concatenate([*centered.values()])
     if is_rounding(together, np.concatenate([*returns.values()])):
-        return _spread(group, {player: np.zeros_like(each) for player, each in centered.items()})
-    return over_root_mean_square(_spread(group, centered), together) if options.normalize_std else _spread(group, centered)
+        return _per_turn(group, {player: np.zeros_like(each) for player, each in centered.items()})
+    return (
+        over_root_mean_square(_per_turn(group, centered), together) if options.normalize_std else _per_turn(group, centered)
+    )
 
 
 def grpo(group: Group, options: GrpoOptions) -> Sequence[Float64Array]:
@@ -70,7 +72,7 @@ def reinforce_plus_plus(group: Group, options: ReinforcePlusPlusOptions) -> Sequ
     """A = R, or R - mean; `whiten` then normalizes the batch (Hu et al., arXiv 2501.03262, section 3)."""
     if options.baseline == "group":
         return dr_grpo(group, NoOptions())
-    return _spread(group, _returns(group))
+    return _per_turn(group, _returns(group))
 
 
 def max_rl(group: Group, options: NoOptions) -> Sequence[Float64Array]:
@@ -86,7 +88,7 @@ def max_rl(group: Group, options: NoOptions) -> Sequence[Float64Array]:
     return _by_returns(group, rule)
 
 
-def pass_at_k(group: Group, options: PassAtKOptions) -> Sequence[Float64Array]:
+def best_of_k(group: Group, options: PassAtKOptions) -> Sequence[Float64Array]:
     """A = n / C(n, k) * sum over the sets of k episodes with this one of (max R - max R of the rest of the set).
 
     Climbs the expected best of k episodes (Walder and Karkhanis, arXiv 2505.15201, `s^(loo-1)`). The rest of a set does not
@@ -116,7 +118,7 @@ def _by_returns(group: Group, rule: Callable[[Float64Array], Float64Array]) -> S
     for player, returns in _returns(group).items():
         alike = len(returns) < 2 or is_rounding(returns - exact_mean(returns), returns)
         values[player] = np.zeros_like(returns) if alike else rule(returns)
-    return _spread(group, values)
+    return _per_turn(group, values)
 
 
 def _returns(group: Group) -> dict[str, Float64Array]:
@@ -126,7 +128,7 @@ def _returns(group: Group) -> dict[str, Float64Array]:
     }
 
 
-def _spread(group: Group, values: dict[str, Float64Array]) -> list[Float64Array]:
+def _per_turn(group: Group, values: dict[str, Float64Array]) -> list[Float64Array]:
     return [
         np.array([values[turn.player][number] for turn in one.turns], np.float64)
         for number, one in enumerate(group.episodes)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.algo.advantages.options import GaeOptions
+from agentrl.algo.advantages.advantage_options import GaeOptions
 from agentrl.algo.advantages.players import Float64Array, PlayerPart, part_of, players_of
 from agentrl.errors import InvariantError
 from agentrl.types import Float32Array, Group, Trajectory

@@ -19,7 +19,7 @@ from agentrl.types import BoolArray, BranchPath, Trajectory
 Float64Array: TypeAlias = NDArray[np.float64]
 Int64Array: TypeAlias = NDArray[np.int64]
 
-EQUAL = 1e-9
+ROUNDING = 1e-9
 """Advantages up to this part of the group's largest absolute return are rounding: taken as 0."""
 
 
@@ -70,7 +70,7 @@ def part_of(episode: Trajectory, player: str) -> PlayerPart:
 
 def is_rounding(differences: Float64Array, returns: Float64Array) -> bool:
     """Return whether `differences` of `returns` are all 0 up to rounding."""
-    return float(np.abs(differences).max(initial=0.0)) <= EQUAL * float(np.abs(returns).max(initial=0.0))
+    return float(np.abs(differences).max(initial=0.0)) <= ROUNDING * float(np.abs(returns).max(initial=0.0))
 
 
 def over_root_mean_square(arrays: Sequence[Float64Array], values: Float64Array) -> list[Float64Array]:

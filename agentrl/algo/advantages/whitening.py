@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agentrl.algo.advantages.players import EQUAL, Float64Array
+from agentrl.algo.advantages.players import ROUNDING, Float64Array
 
 
 def whiten(
@@ -27,6 +27,6 @@ def whiten(
     scaled = flat / largest
     mean = math.fsum(weights * scaled) / total if total else 0.0
     deviation = math.sqrt(math.fsum(weights * (scaled - mean) ** 2) / total) if total else 0.0
-    if deviation <= EQUAL:
+    if deviation <= ROUNDING:
         return [[np.zeros(len(values)) for values in group] for group in per_group]
     return [[(values / largest - mean) / deviation for values in group] for group in per_group]

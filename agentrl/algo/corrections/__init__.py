@@ -6,7 +6,7 @@ of them drops is dropped. w is proximal / behavior here.
 
 from __future__ import annotations
 
-from agentrl.algo.corrections.options import (
+from agentrl.algo.corrections.correction_options import (
     CapOptions,
     GeometricOptions,
     IcePopOptions,

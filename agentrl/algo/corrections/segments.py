@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from agentrl.algo.corrections.options import GeometricOptions, M2poMaskOptions, TruncateOptions
+from agentrl.algo.corrections.correction_options import GeometricOptions, M2poMaskOptions, TruncateOptions
 from agentrl.algo.loss import MAX_LOG_RATIO
 from agentrl.algo.loss_batch import LossBatch, Weights, mean_by, sum_by
 from agentrl.algo.shares import ascending_in_shares, running_sum

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from agentrl.algo.corrections.options import CapOptions, IcePopOptions
+from agentrl.algo.corrections.correction_options import CapOptions, IcePopOptions
 from agentrl.algo.loss import behavior_weights
 from agentrl.algo.loss_batch import LossBatch, Weights
 from agentrl.algo.slots import NoOptions

@@ -6,7 +6,7 @@ r is current / proximal, w is current / behavior, A the advantage, sg stops the 
 
 from __future__ import annotations
 
-from agentrl.algo.losses.options import (
+from agentrl.algo.losses.loss_options import (
     CispoOptions,
     DppoTvOptions,
     DualClipOptions,

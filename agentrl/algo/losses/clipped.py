@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agentrl.algo.loss import MAX_LOG_RATIO, clipped_objective, importance_ratio
 from agentrl.algo.loss_batch import LossBatch, TokenLoss, mean, mean_by
-from agentrl.algo.losses.options import DualClipOptions, GspoOptions, M2poOptions, PpoOptions, SapoOptions
+from agentrl.algo.losses.loss_options import DualClipOptions, GspoOptions, M2poOptions, PpoOptions, SapoOptions
 from agentrl.algo.shares import ascending_in_shares, chosen, running_sum
 
 

@@ -11,7 +11,7 @@ import torch
 
 from agentrl.algo.loss import importance_ratio
 from agentrl.algo.loss_batch import LossBatch, TokenLoss, mean, sum_by
-from agentrl.algo.losses.options import CispoOptions, DppoTvOptions, KimiOptions, VespoOptions
+from agentrl.algo.losses.loss_options import CispoOptions, DppoTvOptions, KimiOptions, VespoOptions
 from agentrl.algo.shares import chosen
 from agentrl.algo.slots import NoOptions
 

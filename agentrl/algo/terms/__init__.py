@@ -7,7 +7,7 @@ dense: tokens of advantage 0 have a gradient.
 from __future__ import annotations
 
 from agentrl.algo.slots import Bundled
-from agentrl.algo.terms.options import EntropyOptions, KlOptions, LogRatioOptions
+from agentrl.algo.terms.term_options import EntropyOptions, KlOptions, LogRatioOptions
 
 TERMS: dict[str, Bundled] = {
     "entropy": Bundled(

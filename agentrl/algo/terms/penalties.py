@@ -9,7 +9,7 @@ import torch
 
 from agentrl.algo.loss import MAX_LOG_RATIO
 from agentrl.algo.loss_batch import LossBatch, TokenLoss, mean
-from agentrl.algo.terms.options import EntropyOptions, KlOptions, LogRatioOptions
+from agentrl.algo.terms.term_options import EntropyOptions, KlOptions, LogRatioOptions
 from agentrl.errors import InvariantError
 
 

@@ -68,7 +68,7 @@ def check_correction(function: Callable[[LossBatch, Options], Weights], options:
     name = getattr(function, "__name__", "the correction")
     for seed in SEEDS:
         batch = random_batch(seed)
-        whole = _weights(function(batch, options), batch, name)
+        whole = _sound_weights(function(batch, options), batch, name)
         for order in ([[0], [1], [2], [3], [4]], [[4, 2], [0, 3, 1]]):
             for samples in order:
                 part, at = samples_of(batch, samples)
@@ -93,7 +93,7 @@ def _losses(result: TokenLoss, batch: LossBatch, name: str) -> TokenLoss:
     return result
 
 
-def _weights(result: Weights, batch: LossBatch, name: str) -> Weights:
+def _sound_weights(result: Weights, batch: LossBatch, name: str) -> Weights:
     shape = batch.advantages.shape
     if result.keep.dtype != torch.bool or result.keep.shape != shape or result.weight.shape != shape:
         raise AssertionError(f"{name}: expected [{shape[0]}] weights and a mask of bool, got {result}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.testing.properties.episodes import plain_episode, plain_turn
+from agentrl.testing.properties.plain_episodes import plain_episode, plain_turn
 from agentrl.types import BranchPath, Trajectory, Turn
 
 Array = NDArray[np.float64]
@@ -156,7 +156,7 @@ def compacted() -> Iterator[Outcome]:
         yield Outcome(1.0, steps, 0.0)
 
 
-def joined() -> Iterator[Outcome]:
+def planned_and_joined() -> Iterator[Outcome]:
     """A planner starts two sub-agents that run in parallel; a joiner sees both results and is rewarded for all of it."""
     for plan, left, right, last in itertools.product(range(ACTIONS), repeat=4):
         steps = (
@@ -180,6 +180,6 @@ def roles() -> Iterator[Outcome]:
         yield Outcome(1.0, steps, 0.0)
 
 
-CAUSES = [forked, compacted, joined, roles]
+CAUSES = [forked, compacted, planned_and_joined, roles]
 """Environments where a turn decides rewards of turns that do not continue its tokens."""
 ENVIRONMENTS = [stopping, branching, two_roots, chain, *CAUSES]

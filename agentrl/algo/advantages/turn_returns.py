@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.algo.advantages.options import OptimalBaselineOptions, TurnOptions
+from agentrl.algo.advantages.advantage_options import OptimalBaselineOptions, TurnOptions
 from agentrl.algo.advantages.players import (
     Float64Array,
     PlayerPart,

@@ -115,15 +115,7 @@ class AlgorithmConfig(Config):
     @property
     def slots(self) -> AlgorithmSlots:
         """What fills the slots, with the defaults that depend on others."""
-        return filled(
-            keep=self.keep,
-            advantage=self.advantage,
-            policy_loss=self.policy_loss,
-            correction=self.correction,
-            terms=self.terms,
-            aggregate=self.aggregate,
-            group_size=self.group_size,
-        )
+        return _slots_of(self)
 
     @property
     def advantage_name(self) -> str:
@@ -145,6 +137,18 @@ class AlgorithmConfig(Config):
     def _check_slots(self) -> AlgorithmConfig:
         _ = self.slots
         return self
+
+
+def _slots_of(config: AlgorithmConfig) -> AlgorithmSlots:
+    return filled(
+        keep=config.keep,
+        advantage=config.advantage,
+        policy_loss=config.policy_loss,
+        correction=config.correction,
+        terms=config.terms,
+        aggregate=config.aggregate,
+        group_size=config.group_size,
+    )
 
 
 def _without_short_fields(given: Mapping[str, Any], preset: Mapping[str, object]) -> dict[str, Any]:

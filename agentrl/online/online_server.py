@@ -108,12 +108,15 @@ class OnlineServer:
     def _repeated(
         self, request: web.Request, client: str, place: RequestPlace, dialect: Dialect, call: DialectCall, body: bytes
     ) -> OnlineConversation | None:
-        """Return the conversation whose first request this one makes again."""
-        found = self._traffic.conversations.opened_by(client, body)
+        """Return the conversation whose first request this one makes again, by its mark.
+
+        Without the mark, or after the answer arrived, it may be that of another user who says the same.
+        """
+        found = self._traffic.conversations.opened_by(client, body) if is_marked_retry(request) else None
         if found is None or found.session is None:
             return None
         requester = requester_of(request, dialect, call, place)
-        return found if found.session.repeats(dialect, call, requester, is_retry=is_marked_retry(request)) else None
+        return found if found.session.repeats(dialect, call, requester, is_retry=False) else None
 
     async def _feedback(self, client: str, body: bytes) -> web.Response:
         fields = decode_body(body, dict[str, object])

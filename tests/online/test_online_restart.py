@@ -6,8 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-import urllib.request
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from agentrl.runs.reading import read_trained_lines
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
 from tests.engine.harness import lines
+from tests.online.clients import asked, posted
 from tests.online.harness import KEYS, online_run
 from tests.support.cli import END_S
 from tests.support.doors import until
@@ -104,13 +104,13 @@ async def test_half_a_line_of_a_killed_process_is_cut_off(tmp_path: Path, render
 def test_feedback_that_was_confirmed_survives_a_kill(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with serving_process(run_dir) as (url, process):
-        name = asked(url)
-        assert posted(f"{url}/feedback", {"reward": 1.0, "conversation_id": name})["accepted"] is True
+        _, name = asked(url, KEYS["web"])
+        assert posted(f"{url}/feedback", KEYS["web"], {"reward": 1.0, "conversation_id": name})["accepted"] is True
         process.send_signal(signal.SIGKILL)
         process.wait(END_S)
     with serving_process(run_dir, "resume") as (url, process):
-        other = asked(url)
-        posted(f"{url}/feedback", {"reward": 0.0, "conversation_id": other})
+        _, other = asked(url, KEYS["web"])
+        posted(f"{url}/feedback", KEYS["web"], {"reward": 0.0, "conversation_id": other})
         assert process.wait(END_S) == 0, "the run ends after its one step"
     assert trained_ids(run_dir) == [name, other]
 
@@ -125,23 +125,3 @@ def serving_process(run_dir: Path, *arguments: str) -> Generator[tuple[str, subp
             yield process.stdout.readline().strip(), process
         finally:
             process.kill()
-
-
-def asked(url: str) -> str:
-    """Ask something in a new conversation, and return its id."""
-    body = {"model": "policy", "messages": [{"role": "user", "content": "Hello."}]}
-    request = json_request(f"{url}/v1/chat/completions", body)
-    with urllib.request.urlopen(request, timeout=END_S) as answer:
-        return str(answer.headers["x-agentrl-conversation"])
-
-
-def posted(url: str, body: Mapping[str, object]) -> dict[str, Any]:
-    """Return the answer to a request."""
-    with urllib.request.urlopen(json_request(url, body), timeout=END_S) as answer:
-        return json.loads(answer.read())
-
-
-def json_request(url: str, body: Mapping[str, object]) -> urllib.request.Request:
-    """Return a request of the client `web`."""
-    headers = {"Authorization": f"Bearer {KEYS['web']}", "Content-Type": "application/json"}
-    return urllib.request.Request(url, json.dumps(body).encode(), headers)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
 import pytest
 
+from agentrl.gateway.sessions.session import JOINED_METRIC
 from agentrl.servers.scripted.script import Hold, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from tests.engine.harness import balance, episodes, lines
@@ -105,7 +107,7 @@ async def test_a_conversation_is_found_by_its_id_and_by_the_response_that_it_con
             first["id"],
         )
 
-        claude = {"model": "policy", "max_tokens": 8, "messages": [{"role": "user", "content": "Hey."}]}
+        claude: dict[str, Any] = {"model": "policy", "max_tokens": 8, "messages": [{"role": "user", "content": "Hey."}]}
         status, answer, sent = await run.post("/v1/messages", claude, key="app")
         assert (status, answer["content"][0]["text"]) == (200, "good")
         history = [
@@ -120,14 +122,33 @@ async def test_a_conversation_is_found_by_its_id_and_by_the_response_that_it_con
         assert len(run.traffic.conversations) == 4, "counting tokens opens no conversation"
 
 
-async def test_equal_first_requests_are_two_conversations_and_a_marked_retry_is_none(
+async def test_equal_first_requests_at_once_are_two_users_and_a_marked_retry_is_the_same_one(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    async with online_run(tmp_path / "run", renderer) as run:
-        _, first = await run.chat("Hello.")
-        _, second = await run.chat("Hello.")
-        _, retried = await run.chat("Hello.", headers={"x-stainless-retry-count": "1"})
-        assert (first != second, retried) == (True, second)
+    holds = [Hold(), Hold()]
+    names: list[str] = []
+    retry = {"x-stainless-retry-count": "1"}
+
+    def script(call: ScriptedCall) -> ScriptedReply:
+        return ScriptedReply(output="good", holds=(holds[call.index],) if call.index < len(holds) else ())
+
+    async with online_run(tmp_path / "run", renderer, script=script) as run:
+
+        async def ask(headers: dict[str, str] | None = None) -> None:
+            _, name = await run.chat("Hello.", headers=headers)
+            names.append(name)
+
+        async with anyio.create_task_group() as users:
+            for hold in holds:
+                users.start_soon(ask)
+                await hold.reached.wait()
+            users.start_soon(ask, retry)
+            await until(lambda: any(JOINED_METRIC in each.episode.metrics for each in run.traffic.conversations))
+            for hold in holds:
+                hold.release.set()
+        assert (len(names), len(set(names))) == (3, 2)
+        await ask(retry)
+        assert len(set(names)) == 3, "an answer that arrived may be that of another user who said the same"
 
 
 async def test_a_client_beyond_its_limits_is_told_when_to_call_again(tmp_path: Path, renderer: Renderer) -> None:

@@ -305,6 +305,7 @@ WAITS: dict[str, Callable[[Signal, VersionClock, GroupBuffer], Awaitable[object]
         lambda: clock.version == 1, timeout_s=None, what=lambda: "waits for version 1"
     ),
     "GroupBuffer.admit": lambda changed, clock, buffer: buffer.admit(),
+    "GroupBuffer.closed": lambda changed, clock, buffer: buffer.closed(),
     "GroupBuffer.ready": lambda changed, clock, buffer: buffer.ready(),
     "GroupBuffer.take": lambda changed, clock, buffer: buffer.take(),
 }

@@ -71,8 +71,8 @@ class Passage:
                 with suppress(BlockingIOError):
                     outer.connect(("127.0.0.1", self._port))
                 async with task_group() as tasks:
-                    tasks.start_soon(_copy, inner, outer)
-                    tasks.start_soon(_copy, outer, inner)
+                    tasks.start_soon(_copy_bytes, inner, outer)
+                    tasks.start_soon(_copy_bytes, outer, inner)
         finally:
             self._slots.release()
 
@@ -96,7 +96,7 @@ async def _accepted(listener: socket.socket) -> socket.socket:
                 await anyio.sleep(_FULL_S)
 
 
-async def _copy(source: socket.socket, target: socket.socket) -> None:
+async def _copy_bytes(source: socket.socket, target: socket.socket) -> None:
     """Copy what one side sends to the other, its end included; a side that has gone ends both ways."""
     await anyio.wait_writable(target)
     while True:

@@ -195,17 +195,17 @@ class CommandWorkflow(RolloutWorkflow):
         environment = {**inherited, **door.environment(), **own}
         wanted = Wanted(result=settings.result, files=self._grades_files)
         files = {word: path for word in words if (path := self._found(word)) is not None}
-        limits = {"wall_s": settings.timeout_s, "output_kb": settings.output_kb}
+        limits = Limits(wall_s=settings.timeout_s, output_kb=settings.output_kb)
         if settings.sandbox is None:
             program = Program(argv=tuple(str(files.get(word, word)) for word in words), environment=environment)
-            return await run_outside(program, Limits(**limits), place, door, wanted)
+            return await run_outside(program, limits, place, door, wanted)
         seen = ("/usr", "/bin", "/sbin", *settings.sandbox.readable)
         carried = {word: path for word, path in files.items() if not any(path.is_relative_to(tree) for tree in seen)}
         named = {f"{number}/{path.name}": path for number, path in enumerate(carried.values())}
         shown = {word: str(path) for word, path in files.items()}
         shown |= dict(zip(carried, (f"{PROGRAMS}/{name}" for name in named), strict=True))
         program = Program(argv=tuple(shown.get(word, word) for word in words), environment=environment)
-        bounds = settings.sandbox.limits.model_copy(update=limits)
+        bounds = settings.sandbox.limits.model_copy(update={"wall_s": limits.wall_s, "output_kb": limits.output_kb})
         return await run_inside(program, bounds, place, named, door, self.sandbox, wanted)
 
     def _found(self, word: str) -> Path | None:

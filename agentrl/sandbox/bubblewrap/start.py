@@ -90,7 +90,7 @@ def bwrap_arguments(
             words += ["--symlink", os.readlink(path), path]
         elif Path(path).exists():
             words += ["--ro-bind", path, path]
-    words += _readable(_SETTINGS)
+    words += _shown_read_only(_SETTINGS)
     words += ["--ro-bind-data", str(passwd), "/etc/passwd", "--dev", "/dev"]
     # It reads as /dev/zero does, and cannot be mapped: such a mapping is shared memory that no process shows.
     words += ["--dev-bind", "/dev/full", "/dev/zero"]
@@ -98,7 +98,7 @@ def bwrap_arguments(
     words += ["--perms", "0555", "--size", "4096", "--tmpfs", "/dev/pts", "--remount-ro", "/dev/pts"]
     words += [*_in_memory("/dev/shm", limits.shared_mb), "--remount-ro", "/dev"]
     words += [*_in_memory(WORK, limits.work_mb), *_in_memory("/tmp", limits.temp_mb)]
-    words += _readable(host.readable)  # after /tmp, which would cover what is below it
+    words += _shown_read_only(host.readable)  # after /tmp, which would cover what is below it
     for folder in sorted({parent for path in (*files, FIRST) for parent in _parents(path)}):
         words += ["--dir", folder]
     for path, descriptor in files.items():
@@ -112,7 +112,7 @@ def bwrap_arguments(
     return words
 
 
-def _readable(paths: Sequence[str]) -> list[str]:
+def _shown_read_only(paths: Sequence[str]) -> list[str]:
     return [word for path in paths if Path(path).exists() for word in ("--ro-bind", path, path)]
 
 

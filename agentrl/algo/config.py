@@ -32,11 +32,11 @@ PARTS: Final = {"proximal": PROXIMALS, "token": CORRECTIONS, "sequence": CORRECT
 """Parts of `correction`, each with the table of what fills it."""
 
 
-def _keep(given: object) -> SlotValue:
+def _kept_groups(given: object) -> SlotValue:
     return slot_value("algorithm.keep", given, KEEPS, main="max_groups_per_step")
 
 
-def _advantage(given: object) -> SlotValue:
+def _advantage_slot(given: object) -> SlotValue:
     return slot_value("algorithm.advantage", given, ADVANTAGES)
 
 
@@ -52,7 +52,7 @@ def _correction(given: object) -> dict[str, SlotValue]:
     return {part: slot_value(f"algorithm.correction.{part}", value, PARTS[part]) for part, value in fields.items()}
 
 
-def _terms(given: object) -> tuple[SlotValue, ...]:
+def _added_terms(given: object) -> tuple[SlotValue, ...]:
     several = cast("list[object]", list(given)) if isinstance(given, list | tuple) else [given]
     return tuple(slot_value("algorithm.terms", one, TERMS, main="weight") for one in several)
 
@@ -68,17 +68,17 @@ class AlgorithmConfig(Config):
     """Episodes of one task; their mean return is the baseline."""
     groups_per_step: int = Field(default=16, ge=1)
     """Groups in one optimizer batch."""
-    keep: Annotated[SlotValue, BeforeValidator(_keep)] = "all"
+    keep: Annotated[SlotValue, BeforeValidator(_kept_groups)] = "all"
     """Which groups are trained: `all`, `mixed` (returns differ), or a function; `max_groups_per_step` bounds how many are
     played for a batch, after which the others fill it up."""
-    advantage: Annotated[SlotValue, BeforeValidator(_advantage)] = "episode"
+    advantage: Annotated[SlotValue, BeforeValidator(_advantage_slot)] = "episode"
     """`episode`: return minus group mean, for every token. `turn`: return-to-go with a leave-one-out group baseline."""
     policy_loss: Annotated[SlotValue, BeforeValidator(_policy_loss)] = "ppo"
     """The loss of a token from its ratio and advantage, such as `ppo`, `gspo` or `cispo`."""
     correction: Annotated[dict[str, SlotValue], BeforeValidator(_correction)] = Field(default_factory=dict[str, SlotValue])
     """For tokens that another policy sampled: `{token: mask, sequence: none, proximal: forward}`. `token` and `sequence`
     multiply; `proximal` is the center of the ratio: `forward`, `behavior`, or `versions`, which needs no forward pass."""
-    terms: Annotated[tuple[SlotValue, ...], BeforeValidator(_terms)] = ()
+    terms: Annotated[tuple[SlotValue, ...], BeforeValidator(_added_terms)] = ()
     """What is added to the policy loss, each times its weight, such as `[{entropy: 0.001}]`."""
     aggregate: Annotated[str | dict[str, int], BeforeValidator(aggregate_of)] = "token"
     """The mean that makes one loss of those of all tokens: over tokens, over turns or samples of their means, or

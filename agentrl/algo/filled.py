@@ -104,7 +104,7 @@ def filled(
         ValueError: a name does not exist, options do not fit, or slots contradict each other.
     """
     keep, most = _taken(keep, "max_groups_per_step")
-    policy_loss, own_dense = _taken(policy_loss, "dense") if ":" in _name(policy_loss) else (policy_loss, None)
+    policy_loss, own_dense = _taken(policy_loss, "dense") if ":" in _filled_name(policy_loss) else (policy_loss, None)
     loss = slot_of("algorithm.policy_loss", policy_loss, POLICY_LOSSES)
     corrects = loss.bundled is not None and loss.bundled.corrects
     token = slot_of("algorithm.correction.token", correction.get("token", "none" if corrects else "mask"), CORRECTIONS)
@@ -141,7 +141,7 @@ def filled(
     )
 
 
-def _name(value: SlotValue) -> str:
+def _filled_name(value: SlotValue) -> str:
     return value if isinstance(value, str) else next(iter(value))
 
 
@@ -149,7 +149,7 @@ def _taken(value: SlotValue, option: str) -> tuple[SlotValue, object]:
     """Return `value` without an option that the slot itself reads, and what was given for it."""
     if isinstance(value, str):
         return value, None
-    name = _name(value)
+    name = _filled_name(value)
     rest = {key: each for key, each in value[name].items() if key != option}
     return ({name: rest} if rest else name), value[name].get(option)
 
@@ -162,7 +162,7 @@ def _count(field: str, given: object) -> int | None:
 
 def _term(value: SlotValue) -> TermSlot:
     numbers: dict[str, float] = {}
-    own = TERMS.get(_name(value))
+    own = TERMS.get(_filled_name(value))
     whole = value
     for option, standard in (("weight", None), ("final_weight", None), ("over_steps", 0)):
         rest, given = _taken(value, option)
@@ -174,9 +174,10 @@ def _term(value: SlotValue) -> TermSlot:
         if isinstance(given, int | float) and not isinstance(given, bool):
             numbers[option] = given
         elif given is not None:
-            raise ValueError(f"algorithm.terms: {_name(value)}: expected a number for {option}, got {given!r}")
+            raise ValueError(f"algorithm.terms: {_filled_name(value)}: expected a number for {option}, got {given!r}")
     if "weight" not in numbers:
-        raise ValueError(f"algorithm.terms: {_name(whole)} has no weight; give {{{_name(whole)}: {{weight: 0.01}}}}")
+        name = _filled_name(whole)
+        raise ValueError(f"algorithm.terms: {name} has no weight; give {{{name}: {{weight: 0.01}}}}")
     return TermSlot(
         slot=slot_of("algorithm.terms", value, TERMS),
         weight=numbers["weight"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -80,7 +80,8 @@ class LossBatch:
         return mean_by(values, self.sample)
 
 
-class Metric(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Metric:
     """A figure that adds up over microbatches and ranks: a mean as sum and count, or a maximum."""
 
     kind: Literal["mean", "maximum"]

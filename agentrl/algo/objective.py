@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -80,7 +80,7 @@ class Objective:
         faults = [_unusable(batch.current_logprobs, batch.behavior_logprobs, batch.advantages)]
         if proximal is None:
             proximal = self._proximal(batch).detach()
-            _check(self._proximal, "the log-probs", proximal, size)
+            _check_result(self._proximal, "the log-probs", proximal, size)
         faults.append(_unusable(proximal))
         batch = replace(batch, proximal_logprobs=proximal)
         own: dict[str, Metric] = {}
@@ -173,19 +173,19 @@ def _of_term(term: _Term, loss: Tensor, weight: float) -> dict[str, Metric]:
 
 
 def _check_loss(function: Loaded[TokenLoss], result: TokenLoss, size: torch.Size) -> None:
-    _check(function, "loss", result.loss, size)
+    _check_result(function, "loss", result.loss, size)
     if result.clipped is not None:
-        _check(function, "clipped", result.clipped, size, boolean=True)
+        _check_result(function, "clipped", result.clipped, size, boolean=True)
 
 
 def _check_weights(function: Loaded[Weights], result: Weights, size: torch.Size) -> None:
-    _check(function, "weight", result.weight, size)
-    _check(function, "keep", result.keep, size, boolean=True)
+    _check_result(function, "weight", result.weight, size)
+    _check_result(function, "keep", result.keep, size, boolean=True)
     if result.capped is not None:
-        _check(function, "capped", result.capped, size, boolean=True)
+        _check_result(function, "capped", result.capped, size, boolean=True)
 
 
-def _check(function: Loaded[object], what: str, given: object, size: torch.Size, *, boolean: bool = False) -> None:
+def _check_result(function: Loaded[object], what: str, given: object, size: torch.Size, *, boolean: bool = False) -> None:
     if not isinstance(given, Tensor):
         raise ConfigError(f"{function.where} returned {what} as a {type(given).__name__}; return a tensor of [T]")
     if given.shape != size:
@@ -206,7 +206,7 @@ def _named(function: Loaded[object], metrics: Mapping[str, Metric]) -> dict[str,
                 f"{function.where} returned a metric named {name!r}; use lower-case letters, digits and underscores, "
                 f"and not {', '.join(sorted(RESERVED))}, which every slot has"
             )
-        if not isinstance(metric, Metric):
+        if not isinstance(cast("object", metric), Metric):
             raise ConfigError(
                 f"{function.where} returned the metric {name} as a {type(metric).__name__}; use mean or maximum"
             )

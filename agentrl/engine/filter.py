@@ -7,7 +7,7 @@ run whose groups all teach nothing still takes its steps, and `engine.stop_after
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class GroupFilter:
             return True
         kept = self._function(group)
         if not isinstance(kept, bool | np.bool_):
-            kind = type(cast("object", kept)).__name__
+            kind = type(kept).__name__
             raise ConfigError(f"{self._function.where} returned a {kind} for group {group.index}; return True or False")
         self._left_out += not kept
         return bool(kept)

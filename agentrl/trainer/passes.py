@@ -7,7 +7,7 @@ its weight is 0, so it trains nothing, whatever the loss is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,21 +28,11 @@ class ForwardPass:
     """One forward pass of a minibatch; every tensor is [T], one value for each token of the loss."""
 
     batch: Microbatch
-    behavior_logprobs: Tensor
-    advantages: Tensor
-    ages: Tensor
+    given: LossBatch
+    """What the loss gets, with the behavior log-probs in the place of those of the model."""
     turns: Tensor
     """Number of the turn in its episode."""
     interrupted: Tensor
-    turn: Tensor
-    """Number of the turn in this pass; so are `sample` and `group`."""
-    sample: Tensor
-    group: Tensor
-    role: Tensor
-    player: Tensor
-    rewards: Tensor
-    totals: LossTotals
-    """Of the whole minibatch."""
     tokens: int
     """Real tokens, padding not counted."""
     samples: tuple[int, ...]
@@ -58,27 +48,14 @@ class ForwardPass:
 
     def loss_batch(self, outputs: TokenOutputs) -> LossBatch:
         """Return what the loss gets; its proximal log-probs are the current ones until others take their place."""
-        return LossBatch(
-            current_logprobs=outputs.logprobs,
-            proximal_logprobs=outputs.logprobs.detach(),
-            behavior_logprobs=self.behavior_logprobs,
-            advantages=self.advantages,
-            ages=self.ages,
-            turn=self.turn,
-            sample=self.sample,
-            group=self.group,
-            role=self.role,
-            player=self.player,
-            rewards=self.rewards,
-            totals=self.totals,
-            entropy=outputs.entropy,
-        )
+        current = outputs.logprobs
+        return replace(self.given, current_logprobs=current, proximal_logprobs=current.detach(), entropy=outputs.entropy)
 
     def marks(self, *, compared: bool) -> Marks:
         """Return what diagnostics read; without `compared`, no proximal log-prob is a forward pass's."""
-        fresh = self.ages == 0 if compared else None
+        fresh = self.given.ages == 0 if compared else None
         interrupted = self.interrupted if compared else None
-        return Marks(fresh=fresh, interrupted=interrupted, ages=self.ages, turns=self.turns)
+        return Marks(fresh=fresh, interrupted=interrupted, ages=self.given.ages, turns=self.turns)
 
 
 def has_gradient(item: TrainSample) -> bool:
@@ -126,20 +103,26 @@ def forward_pass(
         return torch.from_numpy(np.repeat(np.array(values, kind), counts)).to(model.device)
 
     trained_turns = [sample.turn_index[: len(mask)][mask] for sample, mask in zip(samples, masks, strict=True)]
-    return ForwardPass(
-        batch=model.microbatch(ids, masks, temperatures, entropy=entropy),
-        behavior_logprobs=wanted([sample.behavior_logprobs for sample in samples]),
+    behavior = wanted([sample.behavior_logprobs for sample in samples])
+    given = LossBatch(
+        current_logprobs=behavior,
+        proximal_logprobs=behavior,
+        behavior_logprobs=behavior,
         advantages=wanted([item.advantages for item in items]),
         ages=wanted([batch.policy_version - sample.token_versions for sample in samples]),
-        turns=wanted([sample.turn_index for sample in samples]),
-        interrupted=wanted([interrupted(sample) for sample in samples]),
         turn=torch.from_numpy(_dense_turns(trained_turns)).to(model.device),
         sample=by_sample(range(len(samples)), np.int64),
         group=by_sample(np.unique([item.group for item in items], return_inverse=True)[1].tolist(), np.int64),
-        role=wanted([_indices(item, item.roles) for item in items]),
-        player=wanted([_indices(item, item.players) for item in items]),
+        role=wanted([_given_or_zeros(item, item.roles) for item in items]),
+        player=wanted([_given_or_zeros(item, item.players) for item in items]),
         rewards=by_sample([item.episode_return for item in items], np.float32),
         totals=totals,
+    )
+    return ForwardPass(
+        batch=model.microbatch(ids, masks, temperatures, entropy=entropy),
+        given=given,
+        turns=wanted([sample.turn_index for sample in samples]),
+        interrupted=wanted([interrupted(sample) for sample in samples]),
         tokens=sum(cuts),
         samples=tuple(chosen),
         ends=tuple(np.cumsum(counts).tolist()),
@@ -147,7 +130,7 @@ def forward_pass(
     )
 
 
-def _indices(item: TrainSample, given: Int32Array | None) -> Int32Array:
+def _given_or_zeros(item: TrainSample, given: Int32Array | None) -> Int32Array:
     return np.zeros(len(item.sample.token_ids), np.int32) if given is None else given
 
 

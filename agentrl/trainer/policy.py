@@ -278,7 +278,7 @@ class PolicyTrainer:
         total = added(measured)
         if self.model.ranks.world > 1:
             total = over_ranks(total, self.model.ranks.add, self.model.ranks.maximum)
-        loss, *faults = _numbers(total)
+        loss, *faults = _step_numbers(total)
         for each, values in zip(passes, compared, strict=True):  # after the loss, so that no copy waits for a forward pass
             if not each.is_filler:
                 used |= dict(zip(each.samples, np.split(values.cpu().numpy(), each.ends[:-1]), strict=True))
@@ -355,7 +355,7 @@ class PolicyTrainer:
             )
 
 
-def _numbers(total: LossMetrics) -> list[float]:
+def _step_numbers(total: LossMetrics) -> list[float]:
     """Return the loss and the faults; one transfer from the device."""
     faults = total.sums.new_zeros(0) if total.faults is None else total.faults
     at = SUMS.index("loss")

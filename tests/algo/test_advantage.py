@@ -119,7 +119,7 @@ def test_returns_to_go_match_a_sum_over_the_turns_that_follow(trajectory: Trajec
 
 @given(groups, discounts, st.sampled_from(["episode", "turn"]))
 def test_advantages_match_the_slow_reference(many: Group, discount: float, name: str) -> None:
-    config = AlgorithmConfig.model_validate({"advantage": name, "discount": discount})
+    config = AlgorithmConfig.model_validate({"advantage": name} | ({"discount": discount} if name == "turn" else {}))
     result = advantages(many, config)
     for fast, slow in zip(result.per_turn, slow_advantages(many, config), strict=True):
         np.testing.assert_allclose(fast, slow, rtol=1e-9, atol=1e-7)
@@ -271,8 +271,8 @@ def test_a_reward_without_a_time_or_with_an_earlier_one_than_its_turn_is_refused
 
 def test_given_advantages_are_those_of_all_turns_whatever_the_settings_are() -> None:
     many = [replace(linear([1.0, 2.0], 3.0), advantage=0.25), replace(linear([None], 0.0), advantage=-4.0)]
-    for config in (EPISODE, TURN):
-        config = changed(config, {"group_size": 8, "normalize_std": True, "discount": 0.5})
+    for config in (EPISODE, changed(TURN, {"discount": 0.5})):
+        config = changed(config, {"group_size": 8, "normalize_std": True})
         result = advantages(group(many), config)
         assert [values.tolist() for values in result.per_turn] == [[0.25, 0.25], [-4.0]]
         assert not result.zero_variance

@@ -307,6 +307,7 @@ def test_diagnostics_equal_their_definitions(seed: int) -> None:
         "cap_fraction_positive": share(w > 2.0, a > 0),
         "cap_fraction_negative": share(w > 2.0, a < 0),
         "entropy": float((w * -case.proximal[kept]).sum() / w.sum()),
+        "by_slot.mask.kept": float((w <= 2.0).double().mean()),
     }
     assert combine([out.metrics]) == pytest.approx(expected, rel=1e-6)
     assert expected["kl_behavior_proximal_k3"] >= 0

@@ -63,7 +63,7 @@ def test_a_guide_s_run_files_are_valid_and_the_fields_it_names_exist(page: Path)
         kind = RunConfig.model_fields[section].annotation
         assert isinstance(kind, type)
         assert issubclass(kind, BaseModel)
-        keys = (f"trainer.{name}", f"trainer.{name}.PART")
+        keys = (f"trainer.{name}", f"trainer.{name}.PART", f"trainer.{name}.PART.PART")
         is_metric = section == "trainer" and any(entry.covers(key) for entry in METRICS_OF_THE_TRAINER for key in keys)
         assert name in kind.model_fields or is_metric, f"{section}.{name}"
 
@@ -87,7 +87,7 @@ def test_the_readme_s_dry_run_prints_the_plan() -> None:
     command = [str(Path(sys.executable).with_name("agentrl")), *arguments.split()]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == (0 if (ROOT / "runs" / "demo" / "warm-start").is_dir() else 1), result.stderr
-    assert "decoupled PPO" in result.stdout
+    assert "mean over tokens of" in result.stdout  # the loss, as a formula
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

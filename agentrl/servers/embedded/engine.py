@@ -26,7 +26,7 @@ from agentrl.servers.embedded.model import Transformer
 from agentrl.servers.embedded.sequences import TextCodec
 from agentrl.servers.embedded.spec import read_spec
 from agentrl.servers.embedded.updating import Aborts, Gate, GroupUpdates, WeightUpdates
-from agentrl.servers.embedded.weights import Weights, build_weights, load_weights
+from agentrl.servers.embedded.weights import ServedWeights, build_weights, load_weights
 from agentrl.servers.engine import ControlReply, EngineInfo, EngineLoad, EnginePauseMode, EngineRequest, Sink
 
 
@@ -253,12 +253,12 @@ class EmbeddedEngine:
         """Return the text of `ids`; "" without a tokenizer."""
         return self._codec.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def _read(self, model_path: str) -> Weights:
+    def _read(self, model_path: str) -> ServedWeights:
         if not Path(model_path).is_dir():
             raise ConfigError(f"no directory {model_path}: expected a local HF model directory")
         return load_weights(model_path, self._spec, device=self._device, dtype=self._dtype)
 
-    def _fuse(self, tensors: dict[str, torch.Tensor]) -> Weights:
+    def _fuse(self, tensors: dict[str, torch.Tensor]) -> ServedWeights:
         return build_weights(tensors, self._spec, origin="the update", device=self._device, dtype=self._dtype)
 
     def _busy(self) -> bool:

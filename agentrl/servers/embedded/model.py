@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agentrl.servers.embedded.spec import ModelSpec
-from agentrl.servers.embedded.weights import LayerWeights, Weights
+from agentrl.servers.embedded.weights import LayerWeights, ServedWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class StepBatch:
 class Transformer:
     """Computes hidden states and logits under one policy version's weights."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, *, max_context: int) -> None:
+    def __init__(self, spec: ModelSpec, weights: ServedWeights, *, max_context: int) -> None:
         self.spec = spec
         self.weights = weights
         self._eps = torch.tensor(spec.rms_norm_eps, device=weights.embedding.device)

@@ -33,7 +33,7 @@ from agentrl.errors import ConfigError
 from agentrl.servers.embedded.core import Core
 from agentrl.servers.embedded.faults import SGLangFault
 from agentrl.servers.embedded.sequences import EngineSequence
-from agentrl.servers.embedded.weights import Weights
+from agentrl.servers.embedded.weights import ServedWeights
 from agentrl.servers.engine import BucketUpdate, ControlReply, EnginePauseMode
 from agentrl.weights.process_group import ProcessGroup, join
 from agentrl.weights.types import Bucket, GroupAddress
@@ -115,7 +115,7 @@ class WeightUpdates:
         core: Core,
         gate: Gate,
         aborts: Aborts,
-        read: Callable[[str], Weights],
+        read: Callable[[str], ServedWeights],
         *,
         model_path: str,
         faults: frozenset[SGLangFault],
@@ -181,7 +181,7 @@ class WeightUpdates:
         return anyio.from_thread.run_sync(self._end_unguarded, weights, model_path, weight_version, flush_cache)
 
     def _end_unguarded(
-        self, read: Weights | str, model_path: str, weight_version: str | None, flush_cache: bool
+        self, read: ServedWeights | str, model_path: str, weight_version: str | None, flush_cache: bool
     ) -> ControlReply:
         self._reading = self._gate.stuck
         self._gate.notify()
@@ -214,7 +214,7 @@ class WeightUpdates:
             gate.notify()
 
     def swap(
-        self, weights: Weights, model_path: str | None, weight_version: str | None, *, flush_cache: bool
+        self, weights: ServedWeights, model_path: str | None, weight_version: str | None, *, flush_cache: bool
     ) -> ControlReply:
         """Replace the weights between two steps.
 
@@ -267,8 +267,8 @@ class GroupUpdates:
     def __init__(
         self,
         updates: WeightUpdates,
-        current: Callable[[], Weights],
-        build: Callable[[dict[str, Tensor]], Weights],
+        current: Callable[[], ServedWeights],
+        build: Callable[[dict[str, Tensor]], ServedWeights],
     ) -> None:
         self._updates, self._current, self._build = updates, current, build
         self._groups: dict[str, ProcessGroup] = {}

@@ -1,7 +1,7 @@
 """The weights of one policy version: read from safetensors, fused for speed, addressed by their HF names.
 
 Invariant: `named` holds every tensor of the forward pass, under its HF name, as a view of the memory that the forward pass
-reads; so a digest of `named` is a digest of the served weights. A `Weights` never changes after loading.
+reads; so a digest of `named` is a digest of the served weights. A `ServedWeights` never changes after loading.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class ServedWeights:
     """All tensors of one policy version, on one device, in one dtype."""
 
     embedding: Tensor
@@ -67,14 +67,14 @@ class Weights:
         return sums
 
 
-def load_weights(path: str | Path, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype) -> Weights:
+def load_weights(path: str | Path, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype) -> ServedWeights:
     """Return the weights in `path` (`model.safetensors`, or the shards its index names), copied to `device`."""
     return build_weights(_read_tensors(Path(path)), spec, origin=str(path), device=device, dtype=dtype)
 
 
 def build_weights(
     tensors: dict[str, Tensor], spec: ModelSpec, *, origin: str, device: torch.device, dtype: torch.dtype
-) -> Weights:
+) -> ServedWeights:
     """Return weights made of `tensors`, by HF name, copied to `device`; they are taken out of the dict."""
     return _Builder(tensors, spec, origin, device, dtype).build()
 
@@ -113,7 +113,7 @@ class _Builder:
         self._named: dict[str, Tensor] = {}
         self._file_dtypes: dict[str, torch.dtype] = {}
 
-    def build(self) -> Weights:
+    def build(self) -> ServedWeights:
         spec = self._spec
         size = (spec.vocab_size, spec.hidden_size)
         embedding = self._take("model.embed_tokens.weight", size)
@@ -128,7 +128,7 @@ class _Builder:
         rest = [name for name in self._tensors if not name.endswith("rotary_emb.inv_freq")]
         if rest:
             raise ConfigError(f"{self._path} holds {len(rest)} tensors {spec.architecture} does not have: {rest[:3]}")
-        return Weights(
+        return ServedWeights(
             embedding=embedding,
             layers=layers,
             final_norm=final_norm,

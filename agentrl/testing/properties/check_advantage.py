@@ -68,19 +68,19 @@ def check_advantage(
 
     def estimate(episodes: Sequence[Trajectory]) -> Sequence[Float64Array]:
         group = Group(index=0, task=Task(id="t", data={}), episodes=tuple(episodes), admitted_version=0)
-        return advantages_by(group, lambda one: function(one, options), name=_function_name(function)).per_turn
+        return advantages_by(group, lambda one: function(one, options), name=_estimator_name(function)).per_turn
 
     found: dict[int, list[float]] = {2: [], 3: []}
     for environment in CHECKED:
         outcomes = list(environment())
-        where = f"{_function_name(function)}, environment {environment.__name__}"
+        where = f"{_estimator_name(function)}, environment {environment.__name__}"
         _check_order(outcomes, estimate, where)
         exact = exact_by_turn(outcomes, 1.0)
         for size in (2, 3) if len(outcomes) <= 6 else (2,):
             got = expected_estimate(outcomes, size, estimate)
             found[size].append(_compare(got, exact, bias, f"{where}, groups of {size}"))
     if bias != "direction":
-        _check_one_factor(found, lost_members, _function_name(function))
+        _check_one_factor(found, lost_members, _estimator_name(function))
     return AdvantageReport(factors={size: min(values) for size, values in found.items()})
 
 
@@ -132,5 +132,5 @@ def _check_order(
             )
 
 
-def _function_name(function: Callable[..., object]) -> str:
+def _estimator_name(function: Callable[..., object]) -> str:
     return getattr(function, "__name__", type(function).__name__)

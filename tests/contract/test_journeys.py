@@ -52,7 +52,7 @@ MAX_FILES_PER_GROUP = 36
 """From the end of a group's last episode through buffer, batch and advantages to the end of the optimizer step."""
 MAX_FILES_PER_SHIPPED_UPDATE = 29
 """From `WeightPublisher.hold` until every server samples with the new weights, with the trainer in its process."""
-MAX_FILES_PER_SHIPPED_GROUP = 46
+MAX_FILES_PER_SHIPPED_GROUP = 47
 """As `MAX_FILES_PER_GROUP`, with the trainer in its process and records of episodes."""
 MAX_FILES_PER_START = 100
 """Driver side: from `python -m agentrl train FILE` until a workflow runs; the imports of modules do not count."""

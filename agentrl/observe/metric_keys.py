@@ -192,6 +192,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("trainer.bad_minibatches", "minibatches", "left out because loss or gradient was not finite"),
         ("trainer.tokens", "tokens", "of the batch's branches, contexts included"),
         ("trainer.computed_tokens", "tokens", "of these, run through the model"),
+        ("trainer.shared_tokens", "tokens", "of these, computed once with those of another branch or episode"),
         ("trainer.loss_tokens", "tokens", "trained"),
         ("trainer.num_loss_tokens", "tokens", "in the loss of the optimizer steps that were taken"),
         ("trainer.max_staleness", "versions", "largest of the trained tokens"),

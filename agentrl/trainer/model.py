@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from agentrl.algo.prefixes import token_tree
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.trainer.loading import (
     conversions_of,
@@ -43,13 +44,14 @@ from agentrl.trainer.parallel.shard import as_forward, local_part, shard
 from agentrl.trainer.parallel.snapshot import raw_tensor, snapshot
 from agentrl.trainer.parallel.tensor import VocabularyPart, split_block, split_vocabulary, vocabulary_part
 from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
+from agentrl.trainer.shared import SharedRow, share_prefixes, shared_row
 from agentrl.types import BoolArray, Float32Array, Int32Array
 from agentrl.weights.tensors import RawTensor, StoredTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """Sequences of one forward pass, padded on the right (no causal token attends to later ones), and the wanted tokens."""
+    """Sequences of one forward pass, as a tree or padded on the right (no token attends to later ones), and wanted tokens."""
 
     input_ids: Tensor
     """[B, T] int64; 0 where padded."""
@@ -61,6 +63,10 @@ class Microbatch:
     """[n] float32: sampling temperature of each wanted token; None where all are 1."""
     entropy: bool = False
     """Whether a forward pass computes entropies too."""
+    row: SharedRow | None = None
+    """The tree that the tokens are, B = 1; None: sequences stand side by side."""
+    num_tokens: int = 0
+    """Tokens that a forward pass computes, padding not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +110,7 @@ class PolicyModel:
         gradient_checkpointing: bool = False,
         max_logits: int = 1 << 27,
         ranks: Ranks | None = None,
+        share: bool = False,
     ) -> None:
         """Load the HF checkpoint at `path` onto `device`.
 
@@ -115,6 +122,7 @@ class PolicyModel:
             max_logits: logits (n x V) that are made at once, 0.5 GiB by default; more are computed in slices and recomputed
                 in the backward pass. Affects memory, never the result.
             ranks: the processes over which the weights are split; None: this one holds them whole.
+            share: let passes compute common prefixes once, where the architecture can; see `shares_prefixes`.
         """
         self.path = Path(path)
         self.device = device
@@ -135,6 +143,8 @@ class PolicyModel:
         self._cut: SequenceCut | None = None
         self.tensor_group: dist.ProcessGroup | None = None
         self._part: VocabularyPart | None = None
+        self.shares_prefixes = share and (mesh is None or mesh.cp is None) and share_prefixes(self.module)
+        """Whether a microbatch can be a tree."""
         if mesh is not None:
             self._split(mesh, bfloat16=dtype == "bfloat16")
             self._forward = as_forward(self.module, "policy_logprobs", self._logprobs)
@@ -161,34 +171,44 @@ class PolicyModel:
         temperatures: Sequence[Float32Array] | None = None,
         *,
         entropy: bool = False,
+        share: bool = False,
     ) -> Microbatch:
-        """Return `sequences`, [L] int32 each, padded for one forward pass; wanted are the tokens of the `masks`, [L] bool.
+        """Return `sequences`, [L] int32 each, as one forward pass; wanted are the tokens of the `masks`, [L] bool.
 
-        `temperatures` are [L] float32; None: 1. Raises InvariantError where a first token is wanted: nothing predicts it.
+        They are padded, or with `share` a tree that computes common prefixes once. `temperatures` are [L] float32; None: 1.
+        Raises InvariantError where a first token is wanted: nothing predicts it.
         """
-        longest = max(len(ids) for ids in sequences)
-        if self._cut is not None:
-            longest = self._cut.padded(longest)
-        padded = np.zeros((len(sequences), longest), np.int64)
-        positions: list[NDArray[np.int64]] = []
-        for row, (ids, mask) in enumerate(zip(sequences, masks, strict=True)):
-            padded[row, : len(ids)] = ids
-            positions.append(np.flatnonzero(mask) + (row * longest - 1))
+        for number, mask in enumerate(masks):
             if len(mask) and mask[0]:
-                raise InvariantError(f"sequence {row} asks for the log-prob of its first token, which nothing predicts")
-        self.check_ids([padded])
-        joined = np.concatenate(positions)
+                raise InvariantError(f"sequence {number} asks for the log-prob of its first token, which nothing predicts")
+        self.check_ids(sequences)
+        tree = token_tree(sequences) if share else None
+        rows, places = self._padded(sequences) if tree is None else (tree.token_ids[None].astype(np.int64), tree.places)
+        before = [where[:-1][mask[1:]] for where, mask in zip(places, masks, strict=True)]
         wanted = None
         if temperatures is not None:
             sampled_at = np.concatenate([values[mask] for values, mask in zip(temperatures, masks, strict=True)])
             wanted = torch.from_numpy(sampled_at).to(self.device) if (sampled_at != 1).any() else None
+        targets = np.concatenate([ids[mask] for ids, mask in zip(sequences, masks, strict=True)])
         return Microbatch(
-            input_ids=torch.from_numpy(padded).to(self.device),
-            positions=torch.from_numpy(joined).to(self.device),
-            targets=torch.from_numpy(padded.reshape(-1)[joined + 1]).to(self.device),
+            input_ids=torch.from_numpy(rows).to(self.device),
+            positions=torch.from_numpy(np.concatenate(before)).to(self.device),
+            targets=torch.from_numpy(targets.astype(np.int64)).to(self.device),
             temperatures=wanted,
             entropy=entropy,
+            row=None if tree is None else shared_row(tree, self.device),
+            num_tokens=sum(map(len, sequences)) if tree is None else len(tree.token_ids),
         )
+
+    def _padded(self, sequences: Sequence[Int32Array]) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
+        """Return [B, T] ids, 0 where padded, and for each sequence [L] where its tokens stand in B x T."""
+        longest = max(len(ids) for ids in sequences)
+        if self._cut is not None:
+            longest = self._cut.padded(longest)
+        rows = np.zeros((len(sequences), longest), np.int64)
+        for row, ids in zip(rows, sequences, strict=True):
+            row[: len(ids)] = ids
+        return rows, [np.arange(len(ids)) + at * longest for at, ids in enumerate(sequences)]
 
     def check_ids(self, sequences: Sequence[NDArray[np.int32] | NDArray[np.int64]]) -> None:
         for ids in sequences:
@@ -215,7 +235,8 @@ class PolicyModel:
     def _logprobs(self, batch: Microbatch) -> Tensor:
         if self._cut is not None:
             return self._cut_logprobs(batch, self._cut)
-        hidden = self._base(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        tree = {} if batch.row is None else {"position_ids": batch.row.depths, "shared_row": batch.row}
+        hidden = self._base(input_ids=batch.input_ids, use_cache=False, **tree).last_hidden_state
         return self._head_values(hidden, batch.positions, batch.targets, batch.temperatures, entropy=batch.entropy)
 
     def _cut_logprobs(self, batch: Microbatch, cut: SequenceCut) -> Tensor:

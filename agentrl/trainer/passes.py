@@ -34,7 +34,9 @@ class ForwardPass:
     """Number of the turn in its episode."""
     interrupted: Tensor
     tokens: int
-    """Real tokens, padding not counted."""
+    """Tokens that it computes, padding not counted."""
+    shared_tokens: int
+    """Tokens of its samples that others of its samples compute."""
     samples: tuple[int, ...]
     """Places of its samples in the batch."""
     ends: tuple[int, ...]
@@ -85,8 +87,12 @@ def forward_pass(
     totals: LossTotals,
     *,
     entropy: bool,
+    share: bool,
 ) -> ForwardPass:
-    """Return the pass over the samples at `places[i]` of `batch`, cut to `lengths[i]`, for each i of `dealt`."""
+    """Return the pass over the samples at `places[i]` of `batch`, cut to `lengths[i]`, for each i of `dealt`.
+
+    With `share` it is a tree.
+    """
     chosen, cuts = [places[i] for i in dealt.samples], [lengths[i] for i in dealt.samples]
     items = [batch.samples[at] for at in chosen]
     samples = [item.sample for item in items]
@@ -118,12 +124,14 @@ def forward_pass(
         rewards=by_sample([item.episode_return for item in items], np.float32),
         totals=totals,
     )
+    computed = model.microbatch(ids, masks, temperatures, entropy=entropy, share=share)
     return ForwardPass(
-        batch=model.microbatch(ids, masks, temperatures, entropy=entropy),
+        batch=computed,
         given=given,
         turns=wanted([sample.turn_index for sample in samples]),
         interrupted=wanted([interrupted(sample) for sample in samples]),
-        tokens=sum(cuts),
+        tokens=computed.num_tokens,
+        shared_tokens=sum(cuts) - computed.num_tokens,
         samples=tuple(chosen),
         ends=tuple(np.cumsum(counts).tolist()),
         weight=0.0 if dealt.is_filler else 1.0,

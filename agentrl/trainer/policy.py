@@ -20,7 +20,8 @@ from torch import Tensor
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.loss import SUMS, LossMetrics, added, combine, over_ranks
 from agentrl.algo.objective import Objective
-from agentrl.algo.packing import deal, sorted_microbatches, split_minibatches
+from agentrl.algo.packing import deal, split_minibatches
+from agentrl.algo.prefixes import plan_passes
 from agentrl.errors import ConfigError, InvariantError, TrainError
 from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.checkpoints.format import TrainerState
@@ -50,6 +51,7 @@ class _Done:
     bad: list[str] = field(default_factory=list[str])
     """Why a minibatch left the weights as they were."""
     own_tokens: int = 0
+    shared_tokens: int = 0
     """Tokens of this rank's forward and backward passes."""
     seconds_proximal: float = 0.0
     seconds_forward_backward: float = 0.0
@@ -122,6 +124,7 @@ class PolicyTrainer:
         if done.norms:
             metrics["update_to_weight_ratio"] = update_to_weight_ratio(self._optimizer)
         metrics["computed_tokens"] = self._total_tokens(done.own_tokens)
+        metrics["shared_tokens"] = self._total_tokens(done.shared_tokens)
         metrics["seconds"] = time.perf_counter() - started
         metrics["seconds_processor"] = time.process_time() - processor_began
         self._raise_if_hopeless(done.bad)
@@ -143,6 +146,7 @@ class PolicyTrainer:
                 lr = self._config.lr * self._schedule(self._state.optimizer_steps + place)
                 self._minibatch(some, proximal[number], lr, place + 1, done, used)
                 done.own_tokens += sum(each.tokens for each in some if not each.is_filler)
+                done.shared_tokens += sum(each.shared_tokens for each in some if not each.is_filler)
         return used
 
     def logprobs(self, sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None) -> list[Float32Array]:
@@ -154,13 +158,15 @@ class PolicyTrainer:
         values = np.zeros(int(starts[-1]), np.float32)
         wanted = [index for index, ids in enumerate(sequences) if len(ids) > 1]
         lengths = [len(sequences[index]) for index in wanted]
-        plan = sorted_microbatches(lengths, self._config.microbatch_tokens) if wanted else []
+        whole = [sequences[index] for index in wanted]
+        plan = plan_passes(whole, self._config.microbatch_tokens, share=self.model.shares_prefixes)
         with torch.no_grad():
-            for chosen, is_filler in deal(plan, lengths, ranks.data_rank, ranks.data_world):
+            for chosen, is_filler in deal(plan.passes, lengths, ranks.data_rank, ranks.data_world):
                 group = [sequences[wanted[at]] for at in chosen]
                 masks = [np.arange(len(ids)) > 0 for ids in group]
                 by_token = [np.full(len(sequences[wanted[at]]), divisors[wanted[at]], np.float32) for at in chosen]
-                computed = self.model.logprobs(self.model.microbatch(group, masks, by_token)).cpu().numpy()
+                microbatch = self.model.microbatch(group, masks, by_token, share=plan.shared)
+                computed = self.model.logprobs(microbatch).cpu().numpy()
                 ends = np.cumsum([len(ids) - 1 for ids in group])
                 for at, part in zip(chosen if not is_filler else [], np.split(computed, ends[:-1]), strict=False):
                     values[starts[wanted[at]] : starts[wanted[at] + 1]] = part
@@ -224,10 +230,14 @@ class PolicyTrainer:
         items = [batch.samples[at] for at in places]
         # Tokens after the last trained one do not affect it, so they are cut off.
         lengths = [int(np.flatnonzero(item.sample.loss_mask)[-1]) + 1 for item in items]
-        plan = sorted_microbatches(lengths, self._config.microbatch_tokens) if items else []
-        dealt = deal(plan, lengths, self.model.ranks.data_rank, self.model.ranks.data_world)
+        ids = [item.sample.token_ids[:length] for item, length in zip(items, lengths, strict=True)]
+        plan = plan_passes(ids, self._config.microbatch_tokens, share=self.model.shares_prefixes)
+        dealt = deal(plan.passes, lengths, self.model.ranks.data_rank, self.model.ranks.data_world)
         totals, entropy = loss_totals(batch, minibatch), "entropy" in self._slots.needs
-        return [forward_pass(self.model, batch, places, lengths, mine, totals, entropy=entropy) for mine in dealt]
+        return [
+            forward_pass(self.model, batch, places, lengths, mine, totals, entropy=entropy, share=plan.shared)
+            for mine in dealt
+        ]
 
     def _proximal(self, passes: Sequence[Sequence[ForwardPass]], done: _Done) -> list[list[Tensor] | None]:
         """Return the log-probs under the weights of now; None for the first minibatch, whose training pass computes them."""

@@ -407,6 +407,7 @@ def _load_worker(
         dtype=config.dtype,
         gradient_checkpointing=config.gradient_checkpointing,
         ranks=ranks,
+        share=config.shared_prefixes == "auto",
     )
     trainer = PolicyTrainer(model, config, algorithm, total_steps=request.total_steps, seed=request.seed)
     sync, source = SyncConfig.model_validate_json(request.sync), Path(request.model_path)

@@ -51,7 +51,7 @@ from agentrl.weights.tensors import RawTensor, StoredTensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """Sequences of one forward pass, as a tree or padded on the right (no token attends to later ones), and wanted tokens."""
+    """Sequences of one forward pass, a tree or padded on the right (no token attends to later ones), and wanted tokens."""
 
     input_ids: Tensor
     """[B, T] int64; 0 where padded."""

@@ -18,7 +18,7 @@ plays the run and scales all costs by one factor to take that time.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -282,19 +282,21 @@ def _played(episode: _EpisodeTimes, outside_s: float) -> PlayedEpisode:
     )
 
 
+def _trained_tokens(line: Mapping[str, Any]) -> float:
+    """Return the tokens of a step's samples; those that samples share count for each, as in what the simulator plays."""
+    return line.get("trainer.computed_tokens", 0) + line.get("trainer.shared_tokens", 0)
+
+
 def _fit_host(steps: Sequence[dict[str, Any]], episodes: Sequence[_EpisodeTimes], machines: MeasuredMachines) -> HostCost:
     """Return the cores and the driver's work, or no cores where none were shared or the run did not record them."""
     if not machines.shares_cores or not all("machine_cores" in line for line in steps):
         return HostCost()
     driver_s = sum(line["driver_busy_cores"] * (line["wall_s"] - before["wall_s"]) for before, line in pairwise(steps))
     trained = [line for line in steps if line.get("trainer.computed_tokens")]
-    outside = [
-        (line["train_s"] - line.get("trainer.seconds", line["train_s"])) / line["trainer.computed_tokens"]
-        for line in trained
-    ]
+    outside = [(line["train_s"] - line.get("trainer.seconds", line["train_s"])) / _trained_tokens(line) for line in trained]
     batch_s = max(0.0, min(outside, default=0.0))
     pieces = sum(len(episode.turns) + 1 for episode in episodes) * (len(steps) - 1) / len(steps)
-    tokens = sum(line.get("trainer.computed_tokens", 0) for line in steps[1:])
+    tokens = sum(_trained_tokens(line) for line in steps[1:])
     return HostCost(
         cores=int(steps[-1]["machine_cores"]),
         turn_s=max(0.0, driver_s - batch_s * tokens) / pieces,
@@ -375,7 +377,7 @@ def _fit_trainer(steps: Sequence[dict[str, Any]], machines: MeasuredMachines, ho
         raise ConfigError(
             "no step of the run trained anything, so its trainer cannot be fitted; choose another run for --from"
         )
-    tokens = np.array([line["trainer.computed_tokens"] for line in trained], np.float64)
+    tokens = np.array([_trained_tokens(line) for line in trained], np.float64)
     if host.cores is not None and "trainer.seconds_processor" in trained[0]:
         seconds = np.array([line["trainer.seconds_processor"] for line in trained], np.float64) / host.trainer_threads
     else:

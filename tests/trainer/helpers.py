@@ -30,13 +30,17 @@ def random_batch(
     longest: int = 40,
     max_staleness: int = 2,
     temperature: float = 1.0,
+    stem: int = 0,
 ) -> TrainBatch:
-    """Return a batch with two or more trained stretches a sample, mixed versions, and advantages of both signs."""
+    """Return a batch with two or more trained stretches a sample, mixed versions, and advantages of both signs.
+
+    All samples begin with the same `stem` tokens.
+    """
     random = np.random.default_rng(seed)
-    return TrainBatch(
-        samples=tuple(_sample(random, version, longest, max_staleness, temperature) for _ in range(samples)),
-        policy_version=version,
-    )
+    many = tuple(_sample(random, version, longest, max_staleness, temperature) for _ in range(samples))
+    for item in many:
+        item.sample.token_ids[:stem] = np.arange(1, stem + 1)
+    return TrainBatch(samples=many, policy_version=version)
 
 
 def _sample(random: np.random.Generator, version: int, longest: int, max_staleness: int, temperature: float) -> TrainSample:

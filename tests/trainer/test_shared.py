@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.trainer.base import TrainBatch
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.types import BoolArray, Int32Array
@@ -75,19 +73,9 @@ def test_values_and_gradients_are_those_of_sequences_side_by_side(
             torch.testing.assert_close(found[part], values, rtol=1e-6, atol=near, msg=lambda text, at=part: f"{at}: {text}")
 
 
-def forked(batch: TrainBatch, stem: int) -> TrainBatch:
-    """Return `batch` with the first `stem` tokens of all samples alike."""
-    first = np.arange(1, stem + 1, dtype=np.int32)
-    samples = [
-        replace(item, sample=replace(item.sample, token_ids=np.concatenate([first, item.sample.token_ids[stem:]])))
-        for item in batch.samples
-    ]
-    return replace(batch, samples=tuple(samples))
-
-
 def test_a_step_with_common_prefixes_is_the_step_without(checkpoint: Path) -> None:
     settings_of = {"lr": 3e-5, "microbatch_tokens": 200}
-    batch = forked(random_batch(version=1, samples=9), 6)
+    batch = random_batch(version=1, samples=9, stem=6)
     reports, logprobs = [], []
     for setting in ("off", "auto"):
         trainer = make_trainer(Ranks(), checkpoint, {**settings_of, "shared_prefixes": setting})

@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
 
 
 def make_trainer(ranks: Ranks, path: Path, settings: dict[str, Any]) -> PolicyTrainer:
-    rest = {name: value for name, value in settings.items() if name != "algorithm"}
+    rest = {name: value for name, value in settings.items() if name not in ("algorithm", "stem")}
     config = TrainerConfig.model_validate({"lr": 1e-3, "minibatches": 1, "max_grad_norm": 0.5, **rest})
     algorithm = AlgorithmConfig.model_validate(settings.get("algorithm", {}))
     model = PolicyModel(
@@ -46,8 +46,8 @@ def make_trainer(ranks: Ranks, path: Path, settings: dict[str, Any]) -> PolicyTr
 
 
 def three_steps(ranks: Ranks, path: Path, settings: dict[str, Any]) -> Outcome:
-    trainer = make_trainer(ranks, path, settings)
-    reports = [trainer.step(random_batch(version=number + 1, seed=number, samples=9)) for number in range(3)]
+    trainer, stem = make_trainer(ranks, path, settings), settings.get("stem", 0)
+    reports = [trainer.step(random_batch(version=number + 1, seed=number, samples=9, stem=stem)) for number in range(3)]
     timeless = {name: value for name, value in reports[-1].metrics.items() if not name.startswith("seconds")}
     proximal = dict(reports[-1].proximal_logprobs)
     return Outcome(timeless, trainer.logprobs(IDS), _arrays(trainer.model.export()), proximal)

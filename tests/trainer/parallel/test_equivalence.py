@@ -46,6 +46,7 @@ _UNTIED: Architecture = "llama"
             [
                 ("qwen3", _SMALL_STEPS),
                 ("qwen3", _DENSE),
+                ("qwen3", {**_SMALL_STEPS, "stem": 6}),
                 (_UNTIED, {"lr": 1e-4, "minibatches": 3, "microbatch_tokens": 100, "gradient_checkpointing": True}),
             ],
         ),

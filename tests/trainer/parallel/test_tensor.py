@@ -33,6 +33,7 @@ from tests.trainer.parallel.steps import IDS, assert_same, make_trainer, three_s
             pytest.param(*case, marks=pytest.mark.external)
             for case in [
                 (MeshShape(dp=2, tp=2), "qwen3", {"minibatches": 4, "microbatch_tokens": 64}),
+                (MeshShape(tp=2), "qwen3", {"microbatch_tokens": 100, "stem": 6, "gradient_checkpointing": True}),
                 (MeshShape(dp=2, tp=2), "qwen2", {"minibatches": 3, "gradient_checkpointing": True}),
                 (MeshShape(dp=3, tp=2), "llama", {"weight_decay": 0.1, "microbatch_tokens": 100}),
                 (MeshShape(replicate=2, tp=2), "llama", {"minibatches": 2, "microbatch_tokens": 64}),

@@ -282,7 +282,7 @@ def _played(episode: _EpisodeTimes, outside_s: float) -> PlayedEpisode:
     )
 
 
-def _trained_tokens(line: Mapping[str, Any]) -> float:
+def _tokens_of_step(line: Mapping[str, Any]) -> float:
     """Return the tokens of a step's samples; those that samples share count for each, as in what the simulator plays."""
     return line.get("trainer.computed_tokens", 0) + line.get("trainer.shared_tokens", 0)
 
@@ -293,10 +293,10 @@ def _fit_host(steps: Sequence[dict[str, Any]], episodes: Sequence[_EpisodeTimes]
         return HostCost()
     driver_s = sum(line["driver_busy_cores"] * (line["wall_s"] - before["wall_s"]) for before, line in pairwise(steps))
     trained = [line for line in steps if line.get("trainer.computed_tokens")]
-    outside = [(line["train_s"] - line.get("trainer.seconds", line["train_s"])) / _trained_tokens(line) for line in trained]
+    outside = [(line["train_s"] - line.get("trainer.seconds", line["train_s"])) / _tokens_of_step(line) for line in trained]
     batch_s = max(0.0, min(outside, default=0.0))
     pieces = sum(len(episode.turns) + 1 for episode in episodes) * (len(steps) - 1) / len(steps)
-    tokens = sum(_trained_tokens(line) for line in steps[1:])
+    tokens = sum(_tokens_of_step(line) for line in steps[1:])
     return HostCost(
         cores=int(steps[-1]["machine_cores"]),
         turn_s=max(0.0, driver_s - batch_s * tokens) / pieces,
@@ -377,7 +377,7 @@ def _fit_trainer(steps: Sequence[dict[str, Any]], machines: MeasuredMachines, ho
         raise ConfigError(
             "no step of the run trained anything, so its trainer cannot be fitted; choose another run for --from"
         )
-    tokens = np.array([_trained_tokens(line) for line in trained], np.float64)
+    tokens = np.array([_tokens_of_step(line) for line in trained], np.float64)
     if host.cores is not None and "trainer.seconds_processor" in trained[0]:
         seconds = np.array([line["trainer.seconds_processor"] for line in trained], np.float64) / host.trainer_threads
     else:

@@ -23,8 +23,9 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentrl.algo.prefixes import TokenTree
+from agentrl.trainer.parallel.shape import has_windows
 
-ATTENTION = "agentrl_shared_prefixes"
+SHARED_ATTENTION = "agentrl_shared_prefixes"
 """Name under which transformers finds the attention. Without a mask of that name, transformers makes none."""
 
 
@@ -76,12 +77,9 @@ def share_prefixes(module: PreTrainedModel) -> bool:
 
     It cannot if layers attend within a window, or if its attention cannot be replaced.
     """
-    config = module.config
-    layers: list[str] = getattr(config, "layer_types", None) or []
-    windowed = bool(set(layers) - {"full_attention"}) or (not layers and getattr(config, "sliding_window", None) is not None)
-    if windowed or not getattr(module, "_supports_attention_backend", False):
+    if has_windows(module.config) or not getattr(module, "_supports_attention_backend", False):
         return False
-    module.set_attn_implementation(ATTENTION)
+    module.set_attn_implementation(SHARED_ATTENTION)
     return True
 
 
@@ -90,7 +88,7 @@ def shared_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    mask: Tensor | None,
     *,
     shared_row: SharedRow | None = None,
     scaling: float | None = None,
@@ -103,7 +101,7 @@ def shared_attention(
         query: [1, H, N, D], rotated by the positions of its tokens.
         key: [1, K, N, D], rotated likewise.
         value: [1, K, N, D].
-        attention_mask: None; sequences are padded on the right.
+        mask: None; sequences are padded on the right.
         shared_row: the tree.
         scaling: of the products; None: 1 / sqrt(D).
         more: further options of transformers' own attention.
@@ -112,8 +110,8 @@ def shared_attention(
         [1, N, H, D], and None in place of the attention weights.
     """
     if shared_row is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)  # pyright: ignore[reportArgumentType]
-    assert attention_mask is None, "a row has its masks by run"
+        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **more)  # pyright: ignore[reportArgumentType]
+    assert mask is None, "a row has its masks by run"
     grouped = query.shape[1] != key.shape[1]
     parts = torch.stack([key, value]).split(shared_row.part_lengths, dim=3)
     outputs: list[Tensor] = []
@@ -135,4 +133,4 @@ def _mask(own: int, before: int, device: torch.device) -> Tensor | None:
     return torch.ones(own, before + own, dtype=torch.bool, device=device).tril(before)
 
 
-AttentionInterface.register(ATTENTION, shared_attention)
+AttentionInterface.register(SHARED_ATTENTION, shared_attention)

@@ -119,3 +119,11 @@ def check_context_fit(cp: int, *, tp: int, heads: int) -> None:
 def _divisors(number: int) -> str:
     every = [str(way) for way in range(1, number + 1) if number % way == 0]
     return every[0] if len(every) == 1 else f"{', '.join(every[:-1])} or {every[-1]}"
+
+
+def has_windows(config: object) -> bool:
+    """Return whether layers of the architecture `config` attend within a window, and not to all tokens before."""
+    layers: list[str] = getattr(config, "layer_types", None) or []
+    if layers:
+        return bool(set(layers) - {"full_attention"})
+    return getattr(config, "sliding_window", None) is not None

@@ -23,7 +23,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from agentrl.errors import ConfigError
-from agentrl.trainer.parallel.shape import check_context_fit
+from agentrl.trainer.parallel.shape import check_context_fit, has_windows
 
 ATTENTION = "agentrl_ulysses"
 """Name under which transformers finds the attention. Without a mask of that name, transformers makes none."""
@@ -69,16 +69,15 @@ def cut_sequences(module: PreTrainedModel, group: dist.ProcessGroup, tp: int = 1
     Raises:
         ConfigError: its attention cannot be split in this way.
     """
-    parts, config = dist.get_world_size(group), module.config
-    layers: list[str] = getattr(config, "layer_types", None) or []
-    if set(layers) - {"full_attention"} or (not layers and getattr(config, "sliding_window", None) is not None):
+    parts = dist.get_world_size(group)
+    if has_windows(module.config):
         raise ConfigError(
             f"trainer.parallel.cp: {type(module).__name__} has layers that attend within a window, which context "
             "parallelism does not support; set it to 1"
         )
     if not getattr(module, "_supports_attention_backend", False):
         raise ConfigError(f"trainer.parallel.cp: the attention of {type(module).__name__} cannot be replaced; set it to 1")
-    check_context_fit(parts, tp=tp, heads=config.num_attention_heads)
+    check_context_fit(parts, tp=tp, heads=module.config.num_attention_heads)
     module.set_attn_implementation(ATTENTION)
     return SequenceCut(group=group, part=dist.get_rank(group), parts=parts)
 

@@ -5,7 +5,7 @@ Invariant: each source has exactly one place that its tasks come from.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,8 @@ class SourceConfig(Config):
 
     path: str | None = None
     """File, folder or `hf://` name of tasks; the `id` field, or else the number of the line or row, names the task."""
+    format: Literal["harbor"] | None = None
+    """`harbor`: `path` is a task folder of Harbor, or holds such folders; None: files of rows, by their ending."""
     factory: str | None = None
     """`module:function` that returns the tasks when called with `factory_args`; replaces `path`."""
     factory_args: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -77,7 +79,7 @@ class TasksConfig(SourceConfig):
     def held_out(self) -> SourceConfig | None:
         """The source of the held-out tasks; None: there are none."""
         if self.eval_path is not None:
-            return SourceConfig(path=self.eval_path, map=self.map)
+            return SourceConfig(path=self.eval_path, format=self.format, map=self.map)
         if self.eval_factory_args is not None:
             return SourceConfig(factory=self.factory, factory_args=self.eval_factory_args, map=self.map)
         return self.eval
@@ -102,6 +104,8 @@ def _place_problem(source: SourceConfig) -> str | None:
     if (source.path is None) == (source.factory is None):
         also = ", or tasks.sources" if isinstance(source, TasksConfig) else ""
         return f"expected exactly one of path and factory; set path to a file of tasks, or factory{also}"
+    if source.path is None and source.format is not None:
+        return "format says what path holds; set path, or remove format"
     if source.factory is None and source.factory_args:
         return "factory_args and eval_factory_args need tasks.factory; set it, or remove them"
     return None

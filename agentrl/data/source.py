@@ -18,6 +18,7 @@ from agentrl.config.names import local_dataset
 from agentrl.data.config import SourceConfig
 from agentrl.data.digest import check_unique
 from agentrl.data.files import file_stem, find_files, read_rows
+from agentrl.data.harbor_task import harbor_tasks
 from agentrl.data.stream import IteratedStream, TaskStream, stream_task
 from agentrl.errors import ConfigError
 from agentrl.types import Task
@@ -156,7 +157,8 @@ def never_ends(config: SourceConfig) -> bool:
 def _open_file(config: SourceConfig, field: str, path_field: str) -> Iterable[Task]:
     selection = _Selection(config, field)
     try:
-        yield from selection.limited(_file_records(local_dataset(config.origin)))
+        place = local_dataset(config.origin)
+        yield from selection.limited(harbor_tasks(place) if config.format == "harbor" else _file_records(place))
     except ConfigError as error:
         raise ConfigError(f"{path_field}: {error}") from error
     selection.report()

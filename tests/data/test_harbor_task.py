@@ -1,0 +1,112 @@
+"""Task folders of Harbor become tasks, and what cannot be honoured is refused by its name when they load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.data.config import TasksConfig
+from agentrl.data.harbor_task import read_harbor_folder
+from agentrl.data.load import load_tasks
+from agentrl.errors import ConfigError
+
+TOML = """
+schema_version = "1.4"
+[metadata]
+difficulty = "easy"
+[agent]
+timeout_sec = 120.0
+[verifier]
+timeout_sec = 60.0
+env = {CHECK = "yes"}
+[environment]
+memory = "2G"
+storage_mb = 512
+env = {MODE = "work"}
+[solution]
+env = {HINT = "42"}
+"""
+
+
+def write_task(folder: Path, toml: str = TOML, dockerfile: str = "FROM debian:12\nWORKDIR /srv/job\nCOPY a.txt .\n") -> Path:
+    for part in ("environment", "tests", "solution"):
+        (folder / part).mkdir(parents=True)
+    (folder / "task.toml").write_text(toml)
+    (folder / "instruction.md").write_text("Write 42 to b.txt.\n")
+    (folder / "environment" / "Dockerfile").write_text(dockerfile)
+    (folder / "environment" / "a.txt").write_text("hello\n")
+    (folder / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
+    (folder / "solution" / "solve.sh").write_text("echo 42 > b.txt\n")
+    return folder
+
+
+def test_a_folder_of_tasks_is_read_with_its_limits_and_variables(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "set" / "one")
+    tasks = load_tasks(TasksConfig(path=str(tmp_path), format="harbor")).train.finite
+    assert [task.id for task in tasks] == ["set/one"]
+    assert tasks[0]["question"] == "Write 42 to b.txt."
+    assert tasks[0]["difficulty"] == "easy"
+    read = read_harbor_folder(folder)
+    assert (read.agent_timeout_s, read.verifier_timeout_s, read.memory_mb, read.storage_mb) == (120, 60, 2048, 512)
+    assert (read.agent_env, read.verifier_env, read.solution_env) == ({"MODE": "work"}, {"CHECK": "yes"}, {"HINT": "42"})
+    assert (read.image.image, read.image.workdir) == ("debian:12", "/srv/job")
+    assert read.image.copies == (("a.txt", "/srv/job/a.txt"),)
+
+
+def test_a_task_names_no_test_and_no_solution_in_its_fields(tmp_path: Path) -> None:
+    task = read_harbor_folder(write_task(tmp_path / "one")).as_task("one")
+    assert "echo" not in str(dict(task.data))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ('"1.4"', '"2.0"', "schema_version"),
+        ("storage_mb = 512", "gpus = 1", "environment.gpus"),
+        ("storage_mb = 512", 'os = "windows"', "environment.os"),
+        ("storage_mb = 512", 'network_mode = "allowlist"', "environment.network_mode"),
+        ("storage_mb = 512", "color = 1", "color"),
+        ('memory = "2G"', 'memory = "two"', "environment.memory"),
+        ('{MODE = "work"}', '{KEY = "${SECRET}"}', "environment.env.KEY"),
+        ("timeout_sec = 60.0", 'user = "bob"', "verifier.user"),
+        ("timeout_sec = 60.0", "timeout_sec = -1", "verifier.timeout_sec"),
+        ("[metadata]", '[[steps]]\nname = "a"\n[metadata]', "steps"),
+        ("[metadata]", "[metadata", "task.toml"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(tmp_path: Path, old: str, new: str, field: str) -> None:
+    write_task(tmp_path / "one", TOML.replace(old, new))
+    with pytest.raises(ConfigError, match=field):
+        load_tasks(TasksConfig(path=str(tmp_path), format="harbor"))
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "said"),
+    [
+        ("FROM a\nRUN apt-get install -y vim\n", "Dockerfile:2: RUN apt-get needs a network"),
+        ("FROM a\nRUN true\nCOPY a.txt /\n", "Dockerfile:3: COPY after a RUN"),
+        ("FROM a AS b\nFROM c\n", "Dockerfile:2: FROM: a build of several stages"),
+        ("FROM a\nCOPY ../x /\n", "is no file of"),
+        ("FROM a\nUSER bob\n", "Dockerfile:2: USER"),
+    ],
+)
+def test_a_dockerfile_that_needs_docker_is_refused_by_its_line(tmp_path: Path, dockerfile: str, said: str) -> None:
+    write_task(tmp_path / "one", dockerfile=dockerfile)
+    with pytest.raises(ConfigError, match=said):
+        read_harbor_folder(tmp_path / "one")
+
+
+@pytest.mark.parametrize("missing", ["task.toml", "instruction.md", "tests/test.sh"])
+def test_a_folder_without_a_file_says_which(tmp_path: Path, missing: str) -> None:
+    folder = write_task(tmp_path / "one")
+    (folder / missing).unlink()
+    with pytest.raises(ConfigError, match=missing):
+        read_harbor_folder(folder)
+
+
+def test_a_file_of_several_services_is_refused(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "one")
+    (folder / "environment" / "docker-compose.yaml").write_text("services: {}\n")
+    with pytest.raises(ConfigError, match=r"docker-compose\.yaml"):
+        read_harbor_folder(folder)

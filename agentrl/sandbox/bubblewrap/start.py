@@ -23,7 +23,7 @@ import msgspec
 from agentrl.errors import EnvironmentFault
 from agentrl.sandbox.box import KILL_S, Use, Used, wait_until_ready
 from agentrl.sandbox.bubblewrap.host import Host, UserIds
-from agentrl.sandbox.bubblewrap.usage import ControlGroup, ControlGroups, Usage
+from agentrl.sandbox.bubblewrap.usage import KEPT_IN_MEMORY, ControlGroup, ControlGroups, Usage
 from agentrl.sandbox.inside import files_inside
 from agentrl.sandbox.kernel_limits import limited
 from agentrl.sandbox.pipes import PipedProcess, PipeReader
@@ -90,15 +90,15 @@ def bwrap_arguments(
             words += ["--symlink", os.readlink(path), path]
         elif Path(path).exists():
             words += ["--ro-bind", path, path]
-    words += _shown_read_only(_SETTINGS)
+    words += shown_read_only(_SETTINGS)
     words += ["--ro-bind-data", str(passwd), "/etc/passwd", "--dev", "/dev"]
     # It reads as /dev/zero does, and cannot be mapped: such a mapping is shared memory that no process shows.
     words += ["--dev-bind", "/dev/full", "/dev/zero"]
     # Terminals are of all the machine's processes together; /dev/ptmx is a link to one in this folder.
     words += ["--perms", "0555", "--size", "4096", "--tmpfs", "/dev/pts", "--remount-ro", "/dev/pts"]
-    words += [*_in_memory("/dev/shm", limits.shared_mb), "--remount-ro", "/dev"]
-    words += [*_in_memory(WORK, limits.work_mb), *_in_memory("/tmp", limits.temp_mb)]
-    words += _shown_read_only(host.readable)  # after /tmp, which would cover what is below it
+    words += [*in_memory("/dev/shm", limits.shared_mb), "--remount-ro", "/dev"]
+    words += [*in_memory(WORK, limits.work_mb), *in_memory("/tmp", limits.temp_mb)]
+    words += shown_read_only(host.readable)  # after /tmp, which would cover what is below it
     for folder in sorted({parent for path in (*files, FIRST) for parent in _parents(path)}):
         words += ["--dir", folder]
     for path, descriptor in files.items():
@@ -112,11 +112,13 @@ def bwrap_arguments(
     return words
 
 
-def _shown_read_only(paths: Sequence[str]) -> list[str]:
+def shown_read_only(paths: Sequence[str]) -> list[str]:
+    """Return the arguments of `bwrap` that show these paths of the machine, as far as they exist."""
     return [word for path in paths if Path(path).exists() for word in ("--ro-bind", path, path)]
 
 
-def _in_memory(path: str, mebibytes: int) -> list[str]:
+def in_memory(path: str, mebibytes: int) -> list[str]:
+    """Return the arguments of `bwrap` that put a directory of this size at `path`."""
     return ["--perms", "0700" if path == WORK else "1777", "--size", str(math.ceil(mebibytes * MIB)), "--tmpfs", path]
 
 
@@ -135,7 +137,15 @@ class _Status(msgspec.Struct, rename="kebab", omit_defaults=True):
 class BubblewrapBox:
     """A running sandbox; `Starter.start` makes and ends it."""
 
-    def __init__(self, process: PipedProcess, status: PipeReader, limits: Limits, group: ControlGroup | None) -> None:
+    def __init__(
+        self,
+        process: PipedProcess,
+        status: PipeReader,
+        limits: Limits,
+        group: ControlGroup | None,
+        folders: tuple[str, ...] = KEPT_IN_MEMORY,
+    ) -> None:
+        self._folders = folders
         self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
         self._process, self._status, self._limits, self._group = process, status, limits, group
         self._reported = b""
@@ -161,7 +171,8 @@ class BubblewrapBox:
             return
         with suppress(ProcessLookupError):
             self._first = os.pidfd_open(line.child_pid)
-            self._usage = Usage(line.child_pid, line.pid_namespace, self._limits.memory_mb * MIB, self._group)
+            most = self._limits.memory_mb * MIB
+            self._usage = Usage(line.child_pid, line.pid_namespace, most, self._group, self._folders)
 
     async def wait_until_ready(self) -> None:
         """Wait until everything is in place and process 1 is about to start the program."""
@@ -238,6 +249,9 @@ def _read_status(reported: bytes) -> _Status:
 class BubblewrapStarter:
     """Starts boxes on this machine."""
 
+    folders: tuple[str, ...] = KEPT_IN_MEMORY
+    """Directories of its boxes whose contents count as memory."""
+
     def __init__(self, host: Host, seccomp: bytes, uids: UserIds, groups: ControlGroups | None = None) -> None:
         """Start with the programs of `host`, under the filter `seccomp`, as one of `uids` where this process is root."""
         self._host, self._seccomp, self._uids, self._groups = host, seccomp, uids, groups
@@ -292,20 +306,11 @@ class BubblewrapStarter:
             stack.callback(os.close, descriptors["shell"])
             reading, writing = os.pipe()
             stack.callback(os.close, writing)
-            words = bwrap_arguments(
-                self._host,
-                limits,
-                environment=program.environment,
-                files={path: descriptors[path] for path in files},
-                seccomp=None if use == "forks" else descriptors["seccomp"],
-                passwd=descriptors["passwd"],
-                shell=descriptors["shell"],
-                status=writing,
-            )
+            words = self.words(program, limits, use, descriptors, {path: descriptors[path] for path in files}, writing)
             listed = b"".join(word.encode(errors="surrogateescape") + b"\0" for word in words)
             descriptors |= _in_descriptors({"arguments": listed}, stack)
             status = PipeReader(reading)
-            bwrap = [*self._host.entry(uid), self._host.bwrap, "--args", str(descriptors["arguments"]), *argv]
+            bwrap = [*self.command(uid), "--args", str(descriptors["arguments"]), *argv]
             group = None
             try:
                 group = self._groups.make(limits) if self._groups is not None else None
@@ -321,7 +326,32 @@ class BubblewrapStarter:
                 if group is not None:
                     group.remove()
                 raise EnvironmentFault(f"sandbox: cannot start {self._host.bwrap}: {error}") from error
-        return BubblewrapBox(process, status, limits, group)
+        return BubblewrapBox(process, status, limits, group, self.folders)
+
+    def words(
+        self,
+        program: Program,
+        limits: Limits,
+        use: Use,
+        descriptors: Mapping[str, int],
+        files: Mapping[str, int],
+        status: int,
+    ) -> list[str]:
+        """Return the arguments of `bwrap`; `descriptors` are those of `seccomp`, `passwd` and `shell`."""
+        return bwrap_arguments(
+            self._host,
+            limits,
+            environment=program.environment,
+            files=files,
+            seccomp=None if use == "forks" else descriptors["seccomp"],
+            passwd=descriptors["passwd"],
+            shell=descriptors["shell"],
+            status=status,
+        )
+
+    def command(self, uid: int) -> list[str]:
+        """Return the command before the arguments of `bwrap`."""
+        return [*self._host.entry(uid), self._host.bwrap]
 
 
 def _in_descriptors(contents: Mapping[str, bytes], stack: ExitStack) -> dict[str, int]:

@@ -28,7 +28,8 @@ _OWN_PROCESSES: Final = 5
 """Those of bubblewrap outside the namespace of the sandbox, and those of a warm Python between it and its programs."""
 _NUMBERS: Final = itertools.count()
 """Of the groups of this process, whose sandboxes may share a parent."""
-_FOLDERS: Final = ("work", "tmp", "dev/shm")
+KEPT_IN_MEMORY: Final = ("work", "tmp", "dev/shm")
+"""Directories of a sandbox whose contents live in memory."""
 MOST_ENDED: Final = 1000
 """The score of what the kernel ends first when the machine's memory runs out."""
 _CPU_S: Final = 0.5
@@ -123,7 +124,14 @@ def find_control_groups(mount: Path = Path("/sys/fs/cgroup"), own: Path = Path("
 class Usage:
     """Reads one sandbox. Needs the rights of its user, or of root."""
 
-    def __init__(self, pid: int, namespace: int, ceiling: int, group: ControlGroup | None = None) -> None:
+    def __init__(
+        self,
+        pid: int,
+        namespace: int,
+        ceiling: int,
+        group: ControlGroup | None = None,
+        folders: tuple[str, ...] = KEPT_IN_MEMORY,
+    ) -> None:
         """Prepare to read the sandbox whose first process is `pid`, in the process namespace with inode `namespace`.
 
         Below `ceiling` bytes an upper bound is as good as the exact sum, which takes longer to read. Where there is a
@@ -132,6 +140,7 @@ class Usage:
         self._group = group
         self._pid, self._namespace, self._ceiling = pid, namespace, ceiling
         self._processes = -1
+        self._names = folders
         self._folders: list[int] = []
         self._slow_s = -_SLOW_S
         self._slow_bytes = 0
@@ -173,7 +182,7 @@ class Usage:
             # Before its mounts are in place the process still sees those of the machine.
             if os.stat("1/ns/pid", dir_fd=processes).st_ino != self._namespace:
                 raise FileNotFoundError("not the sandbox's own /proc")
-            for folder in _FOLDERS:
+            for folder in self._names:
                 found = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
                 opened.append(found)
         except OSError:
@@ -229,7 +238,7 @@ class Usage:
         """Return the state of the directories in memory: the sandbox's, and those of programs with mounts of their own."""
         found = {os.fstat(folder).st_dev: os.fstatvfs(folder) for folder in self._folders}
         for pid in self._one_of_each(pids, "mnt")[1:]:
-            for name in _FOLDERS:
+            for name in self._names:
                 with suppress(OSError):
                     folder = os.open(f"{pid}/root/{name}", os.O_PATH | os.O_NOFOLLOW, dir_fd=self._processes)
                     try:

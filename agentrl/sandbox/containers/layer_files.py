@@ -1,0 +1,140 @@
+"""Files of layers, as this process writes, keeps and reads them while no container runs over them.
+
+Invariant: whatever a container left in a layer, no link of it is followed, and nothing here takes long: what is kept is
+moved as whole directories, and what is forgotten is left to the end of the episode.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
+
+from agentrl.errors import ConfigError
+from agentrl.sandbox.containers.protocol import LayerFile
+
+_RUNNABLE: Final = 0o111
+
+
+class _Contents(NamedTuple):
+    content: bytes
+    can_run: bool
+
+
+def read_layer_files(files: Mapping[str, LayerFile]) -> dict[str, _Contents]:
+    """Return the contents of files that a layer gets, read as this process's own user."""
+    found: dict[str, _Contents] = {}
+    for name, data in files.items():
+        is_file = isinstance(data, Path)
+        content = data.read_bytes() if is_file else data
+        found[name] = _Contents(content, is_file and bool(data.stat().st_mode & _RUNNABLE))
+    return found
+
+
+@contextmanager
+def files_as(owner: int | None) -> Generator[None]:
+    """Let this thread reach files as the user `owner`, in whose namespace root of this machine cannot make any.
+
+    None: this process's own user owns them. The kernel keeps this for each thread.
+    """
+    if owner is None:
+        yield
+        return
+    library = ctypes.CDLL(None)
+    own_group, own_user = library.setfsgid(owner), library.setfsuid(owner)
+    try:
+        yield
+    finally:
+        library.setfsuid(own_user)
+        library.setfsgid(own_group)
+
+
+def write_layer(layer: Path, files: Mapping[str, _Contents]) -> None:
+    """Write a new layer; a path that is not absolute is a ConfigError."""
+    _make_folder(layer)
+    for name, data in files.items():
+        path = PurePosixPath(name)
+        if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
+            raise ConfigError(f"containers: expected the absolute path of a file without '..', got {name!r}")
+        place = layer
+        for part in path.parts[1:-1]:
+            place = place / part
+            _make_folder(place)
+        place = place / path.name
+        place.write_bytes(data.content)
+        place.chmod(0o755 if data.can_run else 0o644)
+
+
+def _make_folder(place: Path) -> None:
+    if not place.is_dir():
+        place.mkdir(mode=0o755)
+
+
+def keep_parts(layer: Path, kept: Path, paths: Sequence[str], homes: Sequence[str]) -> None:
+    """Move parts of a dead layer into the new layer `kept`, as `Workbench.keep` describes."""
+    _make_folder(kept)
+    for path in paths:
+        _move(layer, kept, PurePosixPath(path).parts[1:])
+    for home in homes:
+        parts = PurePosixPath(home).parts[1:]
+        found = _folder_of(layer, parts)
+        for name in sorted(os.listdir(found)) if found is not None else ():
+            if not name.startswith("."):
+                _move(layer, kept, (*parts, name))
+
+
+def _folder_of(layer: Path, parts: Sequence[str]) -> Path | None:
+    """Return a directory of a layer; None: it has none there, or a link is in the way."""
+    place = layer
+    for part in parts:
+        place = place / part
+        try:
+            if not stat.S_ISDIR(place.lstat().st_mode):
+                return None
+        except OSError:
+            return None
+    return place
+
+
+def _move(layer: Path, kept: Path, parts: Sequence[str]) -> None:
+    parent = _folder_of(layer, parts[:-1])
+    if parent is None or not parts:
+        return
+    source, target = parent / parts[-1], kept.joinpath(*parts)
+    try:
+        if stat.S_ISLNK(source.lstat().st_mode):
+            return
+    except OSError:
+        return
+    place = kept
+    for part in parts[:-1]:
+        place = place / part
+        _make_folder(place)
+    with suppress(FileNotFoundError):
+        source.rename(target)
+
+
+def read_from_layer(layer: Path, path: str, max_bytes: int) -> bytes:
+    """Return a regular file of a dead layer, as `Workbench.read` describes."""
+    *folders, name = PurePosixPath(path).parts[1:]
+    place = os.open(layer, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for folder in folders:
+            inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+            os.close(place)
+            place = inner
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
+    finally:
+        os.close(place)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", path)
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes} bytes", path)
+    return data

@@ -1,0 +1,108 @@
+"""Starts bubblewrap over layers: the same walls as any sandbox, around a root that may be written.
+
+Invariant: a container is entered from the namespace of its layers, as an unprivileged user of this machine. In it that user
+is root without a capability. What the sandbox itself needs, its programs, `/dev` and `/proc`, is mounted over the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from agentrl.sandbox.box import Use
+from agentrl.sandbox.bubblewrap.host import Ended, Host, UserIds
+from agentrl.sandbox.bubblewrap.start import SUPERVISOR_FOLDER, BubblewrapStarter, in_memory
+from agentrl.sandbox.bubblewrap.usage import ControlGroups
+from agentrl.sandbox.containers.memory import LayerMemory, LayerTools
+from agentrl.sandbox.containers.roots import CONTAINER_UID, RootFolder
+from agentrl.sandbox.types import Limits, Program
+
+HOST_FOLDER: Final = f"{SUPERVISOR_FOLDER}/host"
+"""Where an image of its own shows this machine's `/usr`, for the Python of the supervisor."""
+_MOUNT: Final = """set -e
+mount=$1 place=$2 size=$3 lower=$4; shift 4
+"$mount" -t tmpfs -o "mode=755,$size" layer "$place"
+mkdir "$place/upper" "$place/work" "$place/merged"
+"$mount" -t overlay -o "userxattr,lowerdir=$lower,upperdir=$place/upper,workdir=$place/work" layers "$place/merged"
+exec "$@\""""
+"""Mounts a new layer over the others and becomes the rest of its words."""
+
+
+class OneUserId(UserIds):
+    """Gives all containers of this process one user, as whom the images are readable and writable."""
+
+    def take(self) -> int:
+        """Return the user of containers."""
+        return CONTAINER_UID
+
+    def give_back(self, uid: int, sandbox: Ended) -> None:
+        """Close the killed `sandbox` when none of its processes is alive."""
+        super().give_back(uid, sandbox)
+        self._free.clear()
+
+    def give_back_unused(self, uid: int) -> None:
+        """Do nothing: the user is never used up."""
+
+
+class LayerStarter(BubblewrapStarter):
+    """Starts the boxes of one run over layers."""
+
+    folders = (".", "dev/shm")
+
+    def __init__(
+        self,
+        host: Host,
+        seccomp: bytes,
+        uids: UserIds,
+        groups: ControlGroups | None,
+        *,
+        tools: LayerTools,
+        memory: LayerMemory,
+        root: RootFolder,
+        lower: Sequence[str],
+        place: str,
+        limits: Limits,
+        environment: Mapping[str, str],
+    ) -> None:
+        """Start over the layers `lower`, the topmost first, with a new one mounted at the directory `place`."""
+        super().__init__(host, seccomp, uids, groups)
+        self._machine, self._tools, self._memory, self._root = host, tools, memory, root
+        self._lower, self._place, self._size, self._environment = tuple(lower), place, limits, dict(environment)
+
+    def words(
+        self,
+        program: Program,
+        limits: Limits,
+        use: Use,
+        descriptors: Mapping[str, int],
+        files: Mapping[str, int],
+        status: int,
+    ) -> list[str]:
+        """Return the arguments of `bwrap`."""
+        del use
+        words = ["--unshare-all", "--unshare-user", "--disable-userns", "--assert-userns-disabled", "--new-session"]
+        words += ["--die-with-parent", "--as-pid-1", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
+        words += ["--uid", "0", "--gid", "0", "--json-status-fd", str(status), "--seccomp", str(descriptors["seccomp"])]
+        for name, value in {**self._environment, **program.environment}.items():
+            words += ["--setenv", name, value]
+        words += ["--bind", f"{self._place}/merged", "/"]
+        if self._root.shows_usr:
+            words += ["--ro-bind", "/usr", "/usr"]
+        words += ["--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero"]
+        words += ["--perms", "0555", "--size", "4096", "--tmpfs", "/dev/pts", "--remount-ro", "/dev/pts"]
+        words += [*in_memory("/dev/shm", limits.shared_mb), "--remount-ro", "/dev"]
+        words += ["--perms", "0755", "--size", "1048576", "--tmpfs", SUPERVISOR_FOLDER]
+        if not self._root.shows_usr:
+            words += ["--ro-bind", "/usr", f"{HOST_FOLDER}/usr"]
+        for path, descriptor in files.items():
+            words += ["--perms", "0555", "--file", str(descriptor), path]
+        words += ["--remount-ro", SUPERVISOR_FOLDER, "--proc", "/proc"]
+        words += ["--ro-bind", "/dev/null", "/proc/cmdline", "--ro-bind", "/proc/sys", "/proc/sys"]
+        return [*words, "--chdir", "/"]
+
+    def command(self, uid: int) -> list[str]:
+        """Return the command that enters the namespace of the layers and mounts a new one."""
+        size = f"size={self._size.work_mb}m,nr_inodes={self._size.num_files}"
+        enter = [self._tools.nsenter, f"--target={self._memory.pid}", "--user", "--mount", "--preserve-credentials", "--"]
+        mount = ["/bin/sh", "-c", _MOUNT, "sh", self._tools.mount, self._place, size, ":".join(self._lower)]
+        return [*self._machine.entry(uid), *enter, *mount, self._machine.bwrap]

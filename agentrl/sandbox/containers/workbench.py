@@ -1,0 +1,300 @@
+"""Containers by bubblewrap: the workbench of an episode, and the container of one run on it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from agentrl.concurrency import outside_work
+from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.sandbox.box import open_session
+from agentrl.sandbox.bubblewrap.host import Host, find_host
+from agentrl.sandbox.bubblewrap.seccomp import native_architecture, seccomp_filter
+from agentrl.sandbox.bubblewrap.start import SUPERVISOR_FOLDER
+from agentrl.sandbox.bubblewrap.usage import ControlGroups, find_control_groups
+from agentrl.sandbox.containers.layer_files import files_as, keep_parts, read_from_layer, read_layer_files, write_layer
+from agentrl.sandbox.containers.memory import LayerMemory, LayerTools, find_layer_tools, hold_memory
+from agentrl.sandbox.containers.protocol import LayerFile
+from agentrl.sandbox.containers.roots import CONTAINER_UID, RootFolder, folder_root, make_default_root
+from agentrl.sandbox.containers.starter import HOST_FOLDER, LayerStarter, OneUserId
+from agentrl.sandbox.session import Session
+from agentrl.sandbox.types import Limits, Program, Result
+from agentrl.sandbox.usage_record import note_use
+
+CONTAINER_LIMITS: Final = Limits(
+    wall_s=60,
+    cpu_s=600,
+    memory_mb=1024,
+    address_space_mb=65_536,
+    processes=256,
+    open_files=1024,
+    work_mb=256,
+    num_files=32_768,
+    output_kb=1024,
+)
+"""Of containers that bring none; `work_mb` bounds what a run writes."""
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_WRAPPER: Final = f"""#!/bin/sh
+u={HOST_FOLDER}/usr
+for l in $u/lib64/ld-linux-x86-64.so.2 $u/lib/ld-linux-aarch64.so.1; do [ -e "$l" ] && break; done
+exec "$l" --library-path "$u/lib/x86_64-linux-gnu:$u/lib/aarch64-linux-gnu:$u/lib64:$u/lib" "$u/bin/python3" "$@"
+"""
+"""Runs this machine's Python in an image that may have none, or another C library."""
+
+
+WRAPPER_NAME: Final = "python"
+
+
+class BubblewrapContainer:
+    """A running container: a session of the sandbox over the layers of a workbench."""
+
+    def __init__(self, session: Session, directory: str) -> None:
+        self._session, self._directory = session, directory
+        self._is_new = True
+
+    async def shell(self, command: str, *, timeout_s: float | None = None) -> Result:
+        """Run lines of bash as `Container.shell` describes."""
+        if self._is_new:
+            await self._session.shell(f"exec 2>&1; cd {shlex.quote(self._directory)}")
+        result = await self._session.shell(command, timeout_s=timeout_s)
+        self._is_new = result.state_lost
+        return result
+
+    async def execute(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> Result:
+        """Run a command as `Container.execute` describes."""
+        words = ("/bin/sh", "-c", 'cd "$0" && exec "$@"', self._directory, *argv)
+        return await self._session.run(Program(argv=words, stdin=stdin, environment=environment or {}), timeout_s=timeout_s)
+
+    async def upload(self, files: Mapping[str, bytes]) -> None:
+        """Write files as `Container.upload` describes."""
+        await self._session.write({path.removeprefix("/"): data for path, data in files.items()})
+
+    async def download(self, path: str, *, max_bytes: int) -> bytes:
+        """Return a file as `Container.download` describes."""
+        return await self._session.read(path.removeprefix("/"), max_bytes=max_bytes)
+
+
+class BubblewrapWorkbench:
+    """The layers of one episode, in the memory of its own namespace."""
+
+    def __init__(self, parts: _Parts, root: RootFolder, memory: LayerMemory, limits: Limits) -> None:
+        self._parts, self._root, self._memory, self.limits = parts, root, memory, limits
+        self._layers: list[str] = []
+        """Paths in the memory, the lowest first."""
+        self._count = 0
+        self._runs = False
+
+    async def add(self, files: Mapping[str, LayerFile]) -> None:
+        """Put a layer over the others as `Workbench.add` describes."""
+        name = self._new_name()
+        contents = await anyio.to_thread.run_sync(read_layer_files, files)
+        await self._in_thread(partial(write_layer, self._memory.outside / name, contents))
+        self._layers.append(name)
+
+    @asynccontextmanager
+    async def run(
+        self,
+        *,
+        directory: str = "/",
+        environment: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
+        port: int | None = None,
+    ) -> AsyncGenerator[BubblewrapContainer]:
+        """Start a container as `Workbench.run` describes."""
+        if self._runs:
+            raise ConfigError("containers: a workbench has one container at a time; end the other one first")
+        limits, name = limits or self.limits, self._new_name()
+        note_use("bubblewrap", is_isolated=True)
+        await self._in_thread((self._memory.outside / name).mkdir)
+        lower = [*(f"{self._memory.inside}/{layer}" for layer in reversed(self._layers)), str(self._root.path)]
+        variables = {"PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "TAR_OPTIONS": "--no-same-owner"}
+        parts = self._parts
+        starter = LayerStarter(
+            parts.host,
+            parts.seccomp,
+            parts.uids,
+            parts.groups,
+            tools=parts.tools,
+            memory=self._memory,
+            root=self._root,
+            lower=lower,
+            place=f"{self._memory.inside}/{name}",
+            limits=limits,
+            environment={**variables, **(environment or {})},
+        )
+        self._runs = True
+        try:
+            async with open_session(starter, parts.supervisor(self._root), limits, None, port) as session:
+                yield BubblewrapContainer(session, directory)
+        finally:
+            self._runs = False
+        self._layers.append(f"{name}/upper")
+
+    async def keep(self, paths: Sequence[str], *, homes: Sequence[str] = ()) -> None:
+        """Keep parts of the newest layer as `Workbench.keep` describes."""
+        layer = self._layers.pop()
+        kept = f"{Path(layer).parent}/kept"
+        outside = self._memory.outside
+        await self._in_thread(partial(keep_parts, outside / layer, outside / kept, paths, homes))
+        self._layers.append(kept)
+
+    async def changed(self) -> list[str]:
+        """Return the absolute paths of what stands at the top of the newest layer."""
+        return [f"/{name}" for name in sorted(os.listdir(self._memory.outside / self._layers[-1]))]
+
+    async def read(self, path: str, *, max_bytes: int = 65_536) -> bytes:
+        """Return a file of the newest layer as `Workbench.read` describes."""
+        return read_from_layer(self._memory.outside / self._layers[-1], path, max_bytes)
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        """Do something to the layers as the user that owns them."""
+
+        def done() -> None:
+            with files_as(self._parts.owner):
+                work()
+
+        try:
+            await anyio.to_thread.run_sync(done)
+        except OSError as error:
+            raise EnvironmentFault(f"containers: cannot write a layer: {error}") from error
+
+    def _new_name(self) -> str:
+        self._count += 1
+        return str(self._count)
+
+
+class _Parts:
+    """The parts that all workbenches of a process share."""
+
+    def __init__(self, host: Host, tools: LayerTools, groups: ControlGroups | None) -> None:
+        self.host, self.tools, self.groups = host, tools, groups
+        self.seccomp = seccomp_filter(native_architecture())
+        self.uids = OneUserId()
+
+    @property
+    def owner(self) -> int | None:
+        """The user that owns layers; None: this process's own."""
+        return CONTAINER_UID if self.host.setpriv is not None else None
+
+    def supervisor(self, root: RootFolder) -> tuple[str, ...]:
+        """Return Python and the supervisor, as a container with this root sees them."""
+        python = self.host.python if root.shows_usr else f"{SUPERVISOR_FOLDER}/{WRAPPER_NAME}"
+        return (python, "-I", "-S", "-B", f"{SUPERVISOR_FOLDER}/supervisor.py")
+
+
+class BubblewrapContainers:
+    """Makes workbenches on this machine; `open_containers` opens one for the whole process.
+
+    Args:
+        parts: programs of this machine.
+        folder: a directory of this process, where layers are mounted and roots lie.
+        images: folders of unpacked images, by the names that tasks have for them.
+        limits: of workbenches that bring none.
+        max_starting: workbenches that open, and containers that start, at a time.
+        max_open: workbenches at a time.
+    """
+
+    name = "bubblewrap"
+
+    def __init__(
+        self,
+        parts: _Parts,
+        folder: Path,
+        images: Mapping[str, RootFolder],
+        *,
+        default: RootFolder,
+        limits: Limits,
+        max_open: int,
+    ) -> None:
+        self._parts, self.folder, self._images, self._default = parts, folder, dict(images), default
+        self._limits = limits
+        self._open = anyio.Semaphore(max_open)
+
+    def root(self, image: str | None) -> RootFolder:
+        """Return the root of an image; one that is not there is a ConfigError, with those that are."""
+        if image is None:
+            return self._default
+        if image not in self._images:
+            raise ConfigError(f"containers: there is no image {image!r}; `images` has {sorted(self._images) or 'none'}")
+        return self._images[image]
+
+    @asynccontextmanager
+    async def workbench(
+        self, *, image: str | None = None, limits: Limits | None = None
+    ) -> AsyncGenerator[BubblewrapWorkbench]:
+        """Open the file system of an episode as `Containers.workbench` describes."""
+        root = self.root(image)
+        async with AsyncExitStack() as stack:
+            with outside_work():
+                await stack.enter_async_context(self._open)
+            parts = self._parts
+            held = hold_memory(parts.host, parts.tools, CONTAINER_UID, self.folder)
+            memory = await stack.enter_async_context(held)
+            yield BubblewrapWorkbench(parts, root, memory, limits or self._limits)
+
+
+@asynccontextmanager
+async def open_containers(
+    *, images: Mapping[str, str] | None = None, limits: Limits | None = None, max_open: int = 64
+) -> AsyncGenerator[BubblewrapContainers]:
+    """Open containers by bubblewrap, after one has proved that layers work on this machine.
+
+    Args:
+        images: folders of unpacked images, by the names that tasks have for them.
+        limits: of containers that bring none; None: `CONTAINER_LIMITS`.
+        max_open: workbenches at a time; others wait in order.
+
+    Raises:
+        ConfigError: a program is missing, a folder is no image, or the kernel refuses.
+    """
+    host = find_host()
+    parts = _Parts(host, find_layer_tools(), find_control_groups())
+    with TemporaryDirectory(prefix="agentrl-containers-", ignore_cleanup_errors=True) as place:
+        os.chmod(place, 0o755)
+        for name in ("layers", "root"):
+            (Path(place) / name).mkdir()
+        default = make_default_root(Path(place) / "root", parts.owner)
+        roots = {name: folder_root(Path(path)) for name, path in (images or {}).items()}
+        containers = BubblewrapContainers(
+            parts,
+            Path(place) / "layers",
+            roots,
+            default=default,
+            limits=limits or CONTAINER_LIMITS,
+            max_open=max_open,
+        )
+        await _check_layers(containers)
+        yield containers
+
+
+async def _check_layers(containers: BubblewrapContainers) -> None:
+    """Refuse a machine whose kernel does not mount layers for an ordinary user, or does so without their effect."""
+    try:
+        async with containers.workbench() as bench:
+            await bench.add({"/app/there": b"1"})
+            async with bench.run(directory="/app") as container:
+                said = await container.execute(["/bin/sh", "-c", "rm there && echo $(id -u) > made"])
+            made = await bench.read("/app/made")
+    except (EnvironmentFault, OSError) as error:
+        raise ConfigError(
+            f"containers: this machine cannot run them: {error}; they need Linux 6.6 or newer, user namespaces for "
+            "ordinary users, and overlayfs"
+        ) from error
+    if made != b"0\n":
+        raise ConfigError(f"containers: their self-test wrote {made!r}: {said.text}")

@@ -1,0 +1,131 @@
+"""A container writes to layers of its own, and what one run left cannot touch the next."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.sandbox import Ending
+from agentrl.sandbox.containers import BubblewrapContainers, open_containers
+from agentrl.sandbox.containers.workbench import CONTAINER_LIMITS
+
+pytestmark = [pytest.mark.processes, pytest.mark.anyio]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def containers() -> AsyncGenerator[BubblewrapContainers]:
+    async with open_containers() as opened:
+        yield opened
+
+
+async def test_files_of_layers_are_there_and_changes_are_the_newest_layer(containers: BubblewrapContainers) -> None:
+    async with containers.workbench() as bench:
+        await bench.add({"/app/notes.txt": b"hello", "/data/x": b"1"})
+        async with bench.run(directory="/app", environment={"MODE": "work"}) as container:
+            assert (await container.shell("pwd; cat notes.txt; echo $MODE; id -u")).stdout == b"/app\nhellowork\n0\n"
+            await container.shell("rm notes.txt; echo 42 > answer.txt; ln -s /etc/passwd link; rm -r /data")
+            await container.upload({"/app/deep/er.txt": b"up"})
+            assert await container.download("/app/deep/er.txt", max_bytes=10) == b"up"
+        assert await bench.changed() == ["/app", "/data"]
+        assert await bench.read("/app/answer.txt") == b"42\n"
+        with pytest.raises(OSError, match="link"):
+            await bench.read("/app/link")
+        async with bench.run() as container:
+            assert (await container.shell("ls /app; ls -d /data")).stdout.split()[:3] == [b"answer.txt", b"deep", b"link"]
+
+
+async def test_only_what_is_kept_reaches_the_next_run(containers: BubblewrapContainers) -> None:
+    async with containers.workbench() as bench:
+        await bench.add({"/etc/app/config": b"first"})
+        async with bench.run() as container:
+            await container.shell("echo second > /etc/app/config; echo evil > /etc/ld.so.preload; echo x > /root/.bashrc")
+            await container.shell(
+                "echo seen > /root/seen; touch /app/x; mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
+            )
+            await container.shell("ln -s /logs /srv/link; rm -rf /opt; ln -s /etc /opt")
+        await bench.keep(["/app", "/etc/app", "/opt", "/nowhere/at/all"], homes=["/root"])
+        assert await bench.changed() == ["/app", "/etc", "/root"]
+        async with bench.run() as container:
+            said = await container.shell(
+                "cat /etc/app/config; ls -A /root /logs; ls -d /etc/ld.so.preload /srv/link; ls -ld /opt"
+            )
+    lines = said.stdout.decode().splitlines()
+    assert lines[0] == "second"
+    assert "seen" in lines
+    assert ".bashrc" not in lines
+    assert "verifier" not in lines
+    assert sum("No such file" in line for line in lines) == 2
+    assert lines[-1].startswith("d")
+
+
+async def test_background_processes_end_with_their_run(containers: BubblewrapContainers) -> None:
+    async with containers.workbench() as bench:
+        async with bench.run() as container:
+            await container.shell("setsid sh -c 'while :; do date >> /app/ticks; sleep 0.02; done' >/dev/null 2>&1 &")
+            await container.shell("until [ -s /app/ticks ]; do :; done", timeout_s=60)
+        before = await bench.read("/app/ticks", max_bytes=2**20)
+        async with bench.run() as container:
+            assert (await container.shell("ls /proc | grep -c '^[0-9]'")).stdout in (b"4\n", b"5\n")
+            assert await container.download("/app/ticks", max_bytes=2**20) == before
+
+
+async def test_a_full_disk_and_a_hanging_command_are_results(containers: BubblewrapContainers) -> None:
+    limits = CONTAINER_LIMITS.model_copy(update={"work_mb": 4})
+    async with containers.workbench(limits=limits) as bench, bench.run() as container:
+        assert b"No space left" in (await container.shell("head -c 9999999 /dev/urandom > /app/big")).stdout
+        hung = await container.shell("sleep 1000", timeout_s=0.2)
+        assert hung.ended is Ending.TIMEOUT
+        assert (await container.shell("echo still here")).stdout == b"still here\n"
+        dead = await container.shell("kill -9 $$")
+        assert dead.state_lost
+        assert (await container.shell("pwd")).stdout == b"/\n"
+
+
+async def test_a_container_has_no_way_out(containers: BubblewrapContainers, tmp_path: Path) -> None:
+    await anyio.Path(tmp_path / "secret").write_text("top secret")
+    async with containers.workbench() as bench, bench.run() as container:
+        said = await container.shell(
+            f"cat {tmp_path}/secret; ls /work /old_root; mount -t tmpfs x /mnt; unshare -U true; chroot / true; "
+            "cat /etc/shadow; touch /usr/bin/x; cat /proc/sysrq-trigger; echo 1 > /proc/sys/kernel/panic; "
+            "grep CapEff /proc/self/status; cat /proc/1/environ"
+        )
+    assert b"top secret" not in said.stdout
+    assert b"CapEff:\t0000000000000000" in said.stdout
+    refused = sum(said.stdout.count(word) for word in (b"ermission denied", b"not permitted", b"ead-only"))
+    assert refused >= 5, said.stdout
+
+
+async def test_nothing_is_left_of_workbenches_that_ran_or_were_cancelled() -> None:
+    async with open_containers() as containers:
+
+        async def play() -> None:
+            async with containers.workbench() as bench, bench.run() as container:
+                await container.shell("head -c 1000000 /dev/zero > /app/x; sleep 1000")
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(4):
+                tasks.start_soon(play)
+            await anyio.sleep(0.5)
+            tasks.cancel_scope.cancel()
+        folder = anyio.Path(containers.folder)
+        assert [path async for path in folder.rglob("*")] == []
+        assert str(folder) not in await anyio.Path("/proc/mounts").read_text()
+    assert not await folder.exists()
+
+
+async def test_an_image_that_is_not_there_is_named(tmp_path: Path, containers: BubblewrapContainers) -> None:
+    with pytest.raises(ConfigError, match="no image 'debian:12'"):
+        async with containers.workbench(image="debian:12"):
+            pass
+    with pytest.raises(ConfigError, match="unpacked image"):
+        async with open_containers(images={"a": str(tmp_path)}):
+            pass

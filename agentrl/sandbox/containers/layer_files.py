@@ -62,9 +62,11 @@ def write_layer(layer: Path, files: Mapping[str, _Contents]) -> None:
         if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
             raise ConfigError(f"containers: expected the absolute path of a file without '..', got {name!r}")
         place = layer
-        for part in path.parts[1:-1]:
+        for part in path.parts[1:] if name.endswith("/") else path.parts[1:-1]:
             place = place / part
             _make_folder(place)
+        if name.endswith("/"):
+            continue
         place = place / path.name
         place.write_bytes(data.content)
         place.chmod(0o755 if data.can_run else 0o644)

@@ -49,7 +49,10 @@ class Workbench(Protocol):
     """The file system of one episode, in layers."""
 
     async def add(self, files: Mapping[str, LayerFile]) -> None:
-        """Put a layer with these files, by their absolute paths, over the others; between runs only."""
+        """Put a layer with these files, by their absolute paths, over the others; between runs only.
+
+        A path that ends in a slash is a directory, whatever its contents.
+        """
         ...
 
     def run(

@@ -51,6 +51,8 @@ exec "$l" --library-path "$u/lib/x86_64-linux-gnu:$u/lib/aarch64-linux-gnu:$u/li
 """Runs this machine's Python in an image that may have none, or another C library."""
 
 
+ANY_IMAGE: Final = "*"
+"""The name among images that stands for those without an entry."""
 WRAPPER_NAME: Final = "python"
 
 
@@ -228,11 +230,13 @@ class BubblewrapContainers:
 
     def root(self, image: str | None) -> RootFolder:
         """Return the root of an image; one that is not there is a ConfigError, with those that are."""
-        if image is None:
-            return self._default
-        if image not in self._images:
-            raise ConfigError(f"containers: there is no image {image!r}; `images` has {sorted(self._images) or 'none'}")
-        return self._images[image]
+        found = self._default if image is None else self._images.get(image, self._images.get(ANY_IMAGE))
+        if found is None:
+            raise ConfigError(
+                f"containers: there is no image {image!r}; `images` has {sorted(self._images) or 'none'}; name the "
+                "folder that it was unpacked into, or null for the programs of this machine"
+            )
+        return found
 
     @asynccontextmanager
     async def workbench(
@@ -251,12 +255,13 @@ class BubblewrapContainers:
 
 @asynccontextmanager
 async def open_containers(
-    *, images: Mapping[str, str] | None = None, limits: Limits | None = None, max_open: int = 64
+    *, images: Mapping[str, str | None] | None = None, limits: Limits | None = None, max_open: int = 64
 ) -> AsyncGenerator[BubblewrapContainers]:
     """Open containers by bubblewrap, after one has proved that layers work on this machine.
 
     Args:
-        images: folders of unpacked images, by the names that tasks have for them.
+        images: folders of unpacked images, by the names that tasks have for them; `"*"` stands for all other names, and
+            None as a folder for the programs of this machine.
         limits: of containers that bring none; None: `CONTAINER_LIMITS`.
         max_open: workbenches at a time; others wait in order.
 
@@ -270,7 +275,7 @@ async def open_containers(
         for name in ("layers", "root"):
             (Path(place) / name).mkdir()
         default = make_default_root(Path(place) / "root", parts.owner)
-        roots = {name: folder_root(Path(path)) for name, path in (images or {}).items()}
+        roots = {name: default if path is None else folder_root(Path(path)) for name, path in (images or {}).items()}
         containers = BubblewrapContainers(
             parts,
             Path(place) / "layers",

@@ -1,0 +1,124 @@
+"""The episode of a task folder: a container for the agent, then the task's own tests over what it left.
+
+Invariant: an agent sees neither tests nor solution, which are not in its container. The reward is the one that the tests
+name after every process of the agent has ended. A container that does not start is a fault, never a reward of 0.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentrl.client import Client
+from agentrl.data.harbor_task import HarborTask, read_harbor_folder
+from agentrl.errors import ConfigError, WorkflowError
+from agentrl.sandbox.containers import BubblewrapContainers, Container, open_containers
+from agentrl.sandbox.containers.workbench import CONTAINER_LIMITS
+from agentrl.sandbox.types import Limits
+from agentrl.types import Task
+from agentrl.workflow import RolloutWorkflow
+from agentrl_workflows.terminal.verifier import TaskVerifier, prepare
+
+
+class TerminalWorkflow(RolloutWorkflow):
+    """A workflow whose tasks are Harbor folders; a subclass writes `work`, which gets the container.
+
+    Records `verifier_broken` (1: what the agent left kept the tests from naming a reward, which is 0 then) and the named
+    parts of `reward.json` as `reward.NAME`.
+
+    Args:
+        images: folders of unpacked images, by the names that tasks have for them; `"*"` stands for every other name, and
+            None as its folder for the programs of this machine.
+        limits: fields of `Limits` that differ from those of a container; a task that asks for less memory gets less.
+        max_open: episodes that have a container at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        images: Mapping[str, str | None] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        max_open: int = 64,
+    ) -> None:
+        try:
+            self._limits = Limits.model_validate({**CONTAINER_LIMITS.model_dump(), **(limits or {})})
+        except ValidationError as error:
+            raise ConfigError(f"limits: {error}") from None
+        self._images, self._max_open = dict(images or {}), max_open
+        self._open: tuple[BubblewrapContainers, TaskVerifier] | None = None
+
+    @abstractmethod
+    async def work(self, task: Task, client: Client, container: Container, harbor: HarborTask) -> None:
+        """Let the policy work in the container until it is done.
+
+        A limit of the client ends the episode with `limit_reward`. What the container holds at the end is what counts.
+        """
+
+    async def run(self, task: Task, client: Client) -> float:
+        """Return the reward that the tests of the task name.
+
+        Cancellation: the container is ended, and nothing of it is left.
+        """
+        if self._open is None:
+            raise WorkflowError(f"{self.name}: its containers are closed; use `async with workflow.opened():`")
+        containers, verifier = self._open
+        harbor = read_harbor_folder(Path(task["folder"]))
+        limits = self.limits_of(harbor)
+        environment = {**harbor.image.env, **harbor.agent_env}
+        async with containers.workbench(image=harbor.image.image, limits=limits) as bench:
+            await prepare(bench, harbor, limits)
+            async with bench.run(directory=harbor.image.workdir, environment=environment) as container:
+                await self.work(task, client, container, harbor)
+            verdict = await verifier.verify(bench, harbor, limits)
+        parts = {f"reward.{name}": value for name, value in verdict.parts.items() if name.isidentifier()}
+        client.record(verifier_broken=bool(verdict.broken), **parts)
+        return verdict.reward
+
+    def limits_of(self, harbor: HarborTask) -> Limits:
+        """Return the limits of a task's containers: those of the run, or less where the task asks for less."""
+        memory, storage = (
+            min(own, asked) if asked else own
+            for own, asked in ((self._limits.memory_mb, harbor.memory_mb), (self._limits.work_mb, harbor.storage_mb))
+        )
+        return self._limits.model_copy(update={"memory_mb": memory, "work_mb": storage})
+
+    def reference(self, task: Task) -> list[str] | None:
+        """Return the replies of the oracle: a call that runs the task's own solution, and a last word."""
+        harbor = read_harbor_folder(Path(task["folder"]))
+        files = {name: base64.encodebytes(path.read_bytes()).decode() for name, path in harbor.files("solution").items()}
+        if "solve.sh" not in files:
+            return None
+        call = {"name": "bash", "arguments": {"command": solution_command(files, harbor.solution_env)}}
+        return [f"<tool_call>\n{json.dumps(call)}\n</tool_call>", "The task is done."]
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[None]:
+        """Open the containers.
+
+        Raises:
+            ConfigError: this machine cannot run them, or an image is no folder of one.
+        """
+        async with open_containers(images=self._images, limits=self._limits, max_open=self._max_open) as containers:
+            self._open = (containers, TaskVerifier(containers))
+            try:
+                yield
+            finally:
+                self._open = None
+
+
+def solution_command(files: Mapping[str, str], variables: Mapping[str, str]) -> str:
+    """Return the lines of bash that write a solution and run it; `files` are base64 by their path in `/solution`."""
+    lines: list[str] = []
+    for name, data in files.items():
+        path = f"/solution/{name}"
+        lines.append(f"mkdir -p {shlex.quote(path.rpartition('/')[0])}; base64 -d > {shlex.quote(path)} <<'END'\n{data}END")
+    given = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    return "\n".join([*lines, f"{given} bash /solution/solve.sh </dev/null".strip()])

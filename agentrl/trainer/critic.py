@@ -6,6 +6,7 @@ the policy's forward pass trains the policy's weights only under `critic.model: 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final, Literal
 
@@ -66,11 +67,11 @@ class Critic:
         return self._model.values(batch)
 
     def update(self, lr: float, *, apply: bool) -> float:
-        """Take one optimizer step, unless the minibatch is left out, and return the gradient norm; every rank must call it."""
+        """Take one optimizer step, if `apply`, and return the norm of the gradient; every rank must call it."""
         self._add_gradients_of_ranks()
         norm = clip_gradients(self._parameters.values(), self._max_grad_norm)
         for optimizer in self._optimizers:
-            if apply and norm == norm and abs(norm) != float("inf"):
+            if apply and math.isfinite(norm):
                 set_learning_rate(optimizer, lr)
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -105,8 +106,8 @@ class Critic:
         if found != wanted:
             what = "no critic" if not found else "another critic"
             raise ConfigError(
-                f"{checkpoint.path} holds {what}: continue with the algorithm.critic that the run began with, or start a new "
-                "run with model.path set to the checkpoint"
+                f"{checkpoint.path} holds {what}: continue with the algorithm.critic that the run began with, or start a "
+                "new run with model.path set to the checkpoint"
             )
         for name, parameter in self._parameters.items():
             offset, elements = held_box(parameter.detach())

@@ -21,7 +21,7 @@ def value(batch: LossBatch, options: ValueOptions) -> TokenLoss:
     error = (values - targets).square()
     loss, clipped = error, torch.zeros_like(error, dtype=torch.bool)
     if options.clip is not None:
-        bounded = before + (values - before).clamp(-options.clip, options.clip)
+        bounded = values.clamp(before - options.clip, before + options.clip)
         loss = torch.maximum(error, (bounded - targets).square())
         clipped = loss > error
     metrics = {"value": mean(values), "target": mean(targets), "squared_error": mean(error), "clipped": mean(clipped)}

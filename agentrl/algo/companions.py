@@ -5,11 +5,14 @@ Invariant: neither is ever sent to a server.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from agentrl.config.base import Config
+
+LR_FACTOR: Final = 10
+"""A critic's learning rate over that of the policy, where none is given: its head begins at 0."""
 
 
 class CriticConfig(Config):

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from agentrl.algo.companions import CriticConfig
+from agentrl.algo.companions import LR_FACTOR, CriticConfig
 from agentrl.errors import ConfigError
 from agentrl.trainer.checkpoints.read import Checkpoint
 from agentrl.trainer.checkpoints.write import take_state
@@ -28,8 +28,6 @@ from agentrl.weights.tensors import StoredTensor
 
 PREFIX: Final = "critic."
 """Beginning of the names of its tensors in a checkpoint, which no key of the policy's optimizer has."""
-LR_FACTOR: Final = 10
-"""Learning rate over that of the policy, where none is given: the head begins at 0, and values move with the policy."""
 
 
 class Critic:

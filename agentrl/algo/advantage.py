@@ -9,17 +9,21 @@ that teaches nothing has advantages of exactly 0. numpy only: this runs in the d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
+from agentrl.algo.advantages.gae import ValueEstimate
 from agentrl.algo.advantages.players import Float64Array
 from agentrl.algo.advantages.whitening import whiten
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.slots import load_without_torch
+from agentrl.algo.slots import Loaded, load_without_torch
 from agentrl.episode.checks import MAX_REWARD, check_reward_time
 from agentrl.errors import InvariantError
 from agentrl.types import Float32Array, Group, Sample, Trajectory
+
+ByTurn: TypeAlias = tuple[tuple[Float64Array, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,10 @@ class GroupAdvantages:
     """For each episode: [turns] float64, indexed like `Trajectory.turns`."""
     zero_variance: bool
     """True when every advantage is exactly 0."""
+    per_token: ByTurn | None = None
+    """For each episode and turn: [output tokens] advantages; None: the tokens of a turn share its own."""
+    targets: ByTurn | None = None
+    """For each episode and turn: [output tokens] targets of the critic; None: there is none."""
 
 
 def advantages(group: Group, config: AlgorithmConfig) -> GroupAdvantages:
@@ -38,8 +46,14 @@ def advantages(group: Group, config: AlgorithmConfig) -> GroupAdvantages:
     return estimate
 
 
-def batch_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> list[GroupAdvantages]:
+def batch_advantages(
+    groups: Sequence[Group],
+    config: AlgorithmConfig,
+    values: Sequence[Sequence[Sequence[Float32Array]]] | None = None,
+) -> list[GroupAdvantages]:
     """Return the advantages of all groups of a batch.
+
+    `values` are the critic's: for each group, episode and turn, [output tokens].
 
     Raises:
         ConfigError: the function of the slot cannot be loaded, raised, or returned no sequence.
@@ -47,6 +61,10 @@ def batch_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> list[G
     """
     slot = config.slots.advantage
     function = load_without_torch(slot, Sequence)
+    if "values" in slot.needs:
+        if values is None:
+            raise InvariantError(f"algorithm.advantage: {slot.name} needs the critic's values, and the batch has none")
+        return [_valued(group, function, own, slot.name) for group, own in zip(groups, values, strict=True)]
     estimates = [advantages_by(group, function, name=slot.name) for group in groups]
     if "batch" not in slot.needs:
         return estimates
@@ -55,6 +73,30 @@ def batch_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> list[G
     return [
         GroupAdvantages(per_turn=tuple(values), zero_variance=not any(each.any() for each in values)) for values in whitened
     ]
+
+
+def _valued(
+    group: Group,
+    estimate: Loaded[Sequence[ValueEstimate]],
+    values: Sequence[Sequence[Float32Array]],
+    name: str,
+) -> GroupAdvantages:
+    """Return the advantages of tokens that follow from the critic's values, and its targets."""
+    found = list(estimate(group, values))
+
+    def first_of_turns(of: Group) -> Sequence[Float64Array]:
+        # Those of the first tokens; a turn without one has none.
+        return [np.array([turn[0] if len(turn) else 0.0 for turn in one.advantages], np.float64) for one in found]
+
+    checked = advantages_by(group, first_of_turns, name=name)
+    targets = tuple(one.targets for one in found)
+    if any(each.advantage is not None for each in group.episodes):
+        return replace(checked, targets=targets)
+    per_token = tuple(one.advantages for one in found)
+    if not all(np.isfinite(turn).all() for one in found for turn in (*one.advantages, *one.targets)):
+        raise InvariantError(f"algorithm.advantage: {name} has a value that is not finite for group {group.index}")
+    nothing = not any(turn.any() for one in per_token for turn in one)
+    return replace(checked, per_token=per_token, targets=targets, zero_variance=nothing)
 
 
 def _trained_tokens(episode: Trajectory) -> Float64Array:
@@ -110,14 +152,28 @@ def _given_advantages(group: Group, where: str) -> GroupAdvantages:
 
 def token_advantages(sample: Sample, per_turn: Float64Array) -> Float32Array:
     """Return each token's advantage, [L] float32, 0 outside `loss_mask`; `per_turn` is its episode's, [turns] float64."""
-    if len(sample.turn_index) and not 0 <= sample.turn_index.min() <= sample.turn_index.max() < len(per_turn):
-        raise InvariantError(
-            f"expected turn indices below {len(per_turn)}, one advantage per turn, got up to {sample.turn_index.max()}; "
-            "the advantages are another episode's"
-        )
+    _check_turns(sample, len(per_turn))
     if not len(per_turn):
         return np.zeros(len(sample.loss_mask), np.float32)
     return np.where(sample.loss_mask, per_turn[sample.turn_index], 0.0).astype(np.float32)
+
+
+def spread_over_tokens(sample: Sample, by_turn: Sequence[Float64Array | Float32Array]) -> Float32Array:
+    """Return, [L] float32, what each turn has for its output tokens, 0 outside `loss_mask`."""
+    _check_turns(sample, len(by_turn))
+    result = np.zeros(len(sample.loss_mask), np.float32)
+    for turn in np.unique(sample.turn_index[sample.loss_mask]).tolist():
+        at = np.flatnonzero(sample.turn_index == turn)
+        result[at[len(at) - len(by_turn[turn]) :]] = by_turn[turn]
+    return np.where(sample.loss_mask, result, np.float32(0))
+
+
+def _check_turns(sample: Sample, count: int) -> None:
+    if len(sample.turn_index) and not 0 <= sample.turn_index.min() <= sample.turn_index.max() < count:
+        raise InvariantError(
+            f"expected turn indices below {count}, one advantage per turn, got up to {sample.turn_index.max()}; "
+            "the advantages are another episode's"
+        )
 
 
 def _check_episode(episode: Trajectory, where: str) -> None:

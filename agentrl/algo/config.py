@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 from pydantic import BeforeValidator, Field, model_validator
 
 from agentrl.algo.advantages import ADVANTAGES
+from agentrl.algo.companions import CriticConfig
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.filled import AlgorithmSlots, aggregate_of, filled
 from agentrl.algo.keeps import KEEPS
@@ -83,6 +84,8 @@ class AlgorithmConfig(Config):
     aggregate: Annotated[str | dict[str, int], BeforeValidator(aggregate_of)] = "token"
     """The mean that makes one loss of those of all tokens: over tokens, over turns or samples of their means, or
     `{fixed: N}`, the sum over samples and N."""
+    critic: CriticConfig | None = None
+    """The model that predicts returns, for `turn_gae` and `token_gae`; none: there is none."""
     max_staleness: int = Field(default=2, ge=0)
     """Published versions a trained token may be behind; 0 is synchronous RL."""
     staleness_policy: Literal["wait", "mask", "drop"] = "wait"
@@ -108,6 +111,7 @@ class AlgorithmConfig(Config):
             behavior_weight_mode: Literal["clamp", "mask"] = ...,
             terms: object = ...,
             aggregate: object = ...,
+            critic: object = ...,
             max_staleness: int = ...,
             staleness_policy: Literal["wait", "mask", "drop"] = ...,
         ) -> None: ...
@@ -148,6 +152,7 @@ def _slots_of(config: AlgorithmConfig) -> AlgorithmSlots:
         terms=config.terms,
         aggregate=config.aggregate,
         group_size=config.group_size,
+        critic=config.critic is not None,
     )
 
 

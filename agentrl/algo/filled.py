@@ -97,6 +97,7 @@ def filled(
     terms: Sequence[SlotValue],
     aggregate: str | Mapping[str, int],
     group_size: int,
+    critic: bool = False,
 ) -> AlgorithmSlots:
     """Return the slots that the run file's values fill.
 
@@ -116,13 +117,15 @@ def filled(
                 f"{slot.name} would count the difference twice; set it to none, or choose another policy_loss"
             )
     added = tuple(_term(value) for value in terms)
+    if critic and not any("values" in term.slot.needs for term in added):
+        added = (*added, _term("value"))
     estimator = slot_of("algorithm.advantage", advantage, ADVANTAGES)
     if estimator.has_option("group_size") and "group_size" not in estimator.given:
         given = {**estimator.given, "group_size": group_size}
         estimator = Slot(field=estimator.field, name=estimator.name, given=given, bundled=estimator.bundled)
     chosen = slot_of("algorithm.keep", keep, KEEPS)
     every = (estimator, loss, token, sequence, *(term.slot for term in added))
-    _check_needs(every)
+    _check_needs(every, critic=critic)
     return AlgorithmSlots(
         keep=chosen,
         max_groups_per_step=None if chosen.name == "all" else _count("algorithm.keep.max_groups_per_step", most),
@@ -196,9 +199,14 @@ def _weight_words(term: TermSlot) -> str:
     return f"({term.weight:g} to {term.final_weight:g} over {term.over_steps} batches)"
 
 
-def _check_needs(slots: Sequence[Slot]) -> None:
+def _check_needs(slots: Sequence[Slot], *, critic: bool) -> None:
     for slot in slots:
-        if "values" in slot.needs:
-            raise ValueError(f"{slot.field}: {slot.name} needs a critic, and agentrl trains none; choose another")
+        if "values" in slot.needs and not critic:
+            raise ValueError(f"{slot.field}: {slot.name} needs a critic; add algorithm.critic: {{}}, or choose another")
         if "reference" in slot.needs:
             raise ValueError(f"{slot.field}: {slot.name} needs a reference model, and agentrl has none; choose another")
+    if critic and not any("values" in slot.needs for slot in slots if slot.field == "algorithm.advantage"):
+        raise ValueError(
+            f"algorithm.critic: the advantage {slots[0].name} uses no values; set algorithm.advantage to turn_gae or "
+            "token_gae, or remove the critic"
+        )

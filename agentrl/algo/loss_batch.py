@@ -59,9 +59,11 @@ class LossBatch:
     reference_logprobs: Tensor | None = None
     """[T] nats, under a reference model; where a slot needs them."""
     values: Tensor | None = None
-    """[T] of a critic; where a slot needs them."""
+    """[T] returns that a critic expects before each token; where a slot needs them."""
+    proximal_values: Tensor | None = None
+    """[T] float: the same under the weights before the batch's first step."""
     value_targets: Tensor | None = None
-    """[T] targets of the critic."""
+    """[T] float: targets of the critic."""
 
     def sum_by_turn(self, values: Tensor) -> Tensor:
         """Return at each token the sum of `values`, [T], over its turn."""

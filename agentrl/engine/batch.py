@@ -1,7 +1,6 @@
 """Turn the groups of a step into the batch for its trainer. Pure, and safe to run in a thread.
 
-Invariant: no loss mask covers a token over the staleness bound, a greedily sampled token or a token of a failed episode;
-every branch reproduces the ids that its server saw.
+Invariant: no loss mask covers a token over the staleness bound, a greedily sampled token or a token of a failed episode.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agentrl.algo.advantage import batch_advantages, token_advantages
+from agentrl.algo.advantage import GroupAdvantages, batch_advantages, spread_over_tokens, token_advantages
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.engine.estimates import VerifiedGroups
 from agentrl.episode.summary import episode_metrics, history_counts, staleness_metrics, trained_record, uniform_outcome
 from agentrl.errors import StaleDataError
-from agentrl.tokens.verify import trained_digests, verify
+from agentrl.tokens.verify import trained_digests
 from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
 from agentrl.types import Float32Array, Group, Int32Array, Sample, Trajectory
 
@@ -39,13 +39,14 @@ class PreparedBatch:
     """The advantage of each turn of each episode, in the order of the groups."""
 
 
-def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: AlgorithmConfig) -> PreparedBatch:
+def prepare_batch(verified: VerifiedGroups, *, version: int, algorithm: AlgorithmConfig) -> PreparedBatch:
     """Return the batch for a trainer at policy `version`; `skip` is set where its gradient is exactly zero.
 
     Raises:
         StaleDataError: a token is over the bound and `staleness_policy` is not `mask`.
-        InvariantError: a branch does not reproduce what its server saw, or an episode failed.
+        InvariantError: an episode failed, or has no reward.
     """
+    groups = verified.groups
     samples: list[TrainSample] = []
     episode_ids: list[str] = []
     staleness: list[Int32Array] = []
@@ -53,19 +54,21 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
     uniform = {"right": 0, "wrong": 0}
     by_turn: list[tuple[float, ...]] = []
     dense = algorithm.slots.dense
-    verified = [[verify(episode) for episode in group.episodes] for group in groups]
     names = _Names(groups)
-    for group, branches, estimate in zip(groups, verified, batch_advantages(groups, algorithm), strict=True):
+    estimates = batch_advantages(groups, algorithm, verified.values)
+    values = verified.values or [None] * len(groups)
+    for group, branches, estimate, of_group in zip(groups, verified.branches, estimates, values, strict=True):
         zero_variance += estimate.zero_variance
         if estimate.zero_variance and (outcome := uniform_outcome(group.episodes)):
             uniform[outcome] += 1
         by_turn += [tuple(values.tolist()) for values in estimate.per_turn]
-        for episode, episode_branches, per_turn in zip(group.episodes, branches, estimate.per_turn, strict=True):
+        for at, (episode, episode_branches) in enumerate(zip(group.episodes, branches, strict=True)):
             for branch in episode_branches:
                 sample, over_age = _within_bound(branch, group, version, algorithm)
                 masked += over_age
                 if sample.loss_mask.any():
-                    samples.append(names.train_sample(sample, group, episode, token_advantages(sample, per_turn)))
+                    item = names.train_sample(sample, group, episode, _of_tokens(sample, estimate, at))
+                    samples.append(item if of_group is None else _with_values(item, of_group[at], estimate, at))
                     episode_ids.append(episode.episode_id)
                     staleness.append(version - sample.token_versions[sample.loss_mask])
     ages = np.concatenate(staleness) if staleness else np.empty(0, np.int32)
@@ -91,6 +94,20 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
         episode_ids=tuple(episode_ids),
         advantages=tuple(by_turn),
     )
+
+
+def _of_tokens(sample: Sample, estimate: GroupAdvantages, at: int) -> Float32Array:
+    """Return the advantage of each token of a sample of the group's episode `at`, [L] float32."""
+    if estimate.per_token is None:
+        return token_advantages(sample, estimate.per_turn[at])
+    return spread_over_tokens(sample, estimate.per_token[at])
+
+
+def _with_values(item: TrainSample, values: Sequence[Float32Array], estimate: GroupAdvantages, at: int) -> TrainSample:
+    if estimate.targets is None:
+        return item
+    targets = spread_over_tokens(item.sample, estimate.targets[at])
+    return replace(item, values=spread_over_tokens(item.sample, values), value_targets=targets)
 
 
 class _Names:

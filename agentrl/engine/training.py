@@ -30,6 +30,7 @@ from agentrl.data.digest import TaskDigest
 from agentrl.data.draw import TaskDraw
 from agentrl.engine.batch import PreparedBatch, prepare_batch
 from agentrl.engine.config import LOGPROB_TOLERANCE, MAX_SKIPPED_CHECKS
+from agentrl.engine.estimates import verified_groups
 from agentrl.engine.evaluate import EvaluationQueue
 from agentrl.engine.inflight import FinishedCall, FinishedCalls
 from agentrl.engine.journal import LoopState
@@ -291,8 +292,9 @@ class TrainLoop:
         version = self._clock.trainer_version
         with self._board.waiting("the trainer", f"its worker to train batch {number}"), self._journal.timed("train_s"):
             self._held = None
+            verified = await verified_groups(compared, self._trainer, self._algorithm)
             prepared = await anyio.to_thread.run_sync(
-                lambda: prepare_batch(compared, version=version, algorithm=self._algorithm)
+                lambda: prepare_batch(verified, version=version, algorithm=self._algorithm)
             )
             report = await self._train(prepared)
         self._check_logprobs(number, report)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentrl.algo.config import AlgorithmConfig
 from agentrl.config import RunConfig
 from agentrl.inference.config import CPU_RUNNING_REQUESTS, InferenceConfig, runs_on_cpu, tensor_parallel
 from agentrl.plan.model import ModelShape
@@ -40,12 +41,14 @@ class TrainerMemory:
     """Gradients before they are split: of embeddings and head in the type of the pass, of a layer in float32 too."""
     activations: int
     logits: int
+    beside: int = 0
+    """A critic and a reference of their own: weights, and what the critic's training takes."""
 
     @property
     def total(self) -> int:
         """The sum, with the CUDA context."""
         states, passing = self.weights + self.gradients + self.optimizer, self.activations + self.logits
-        return states + self.copies + self.reduced + passing + _CUDA_BYTES
+        return states + self.copies + self.reduced + passing + self.beside + _CUDA_BYTES
 
 
 def longest_pass(trainer: TrainerConfig, context_limit: int | None) -> int:
@@ -53,7 +56,14 @@ def longest_pass(trainer: TrainerConfig, context_limit: int | None) -> int:
     return max(trainer.microbatch_tokens, context_limit or 0)
 
 
-def trainer_memory(trainer: TrainerConfig, shape: ModelShape, context_limit: int | None) -> TrainerMemory:
+def owns_critic(algorithm: AlgorithmConfig) -> bool:
+    """Return whether the critic is a model of its own."""
+    return algorithm.critic is not None and algorithm.critic.model == "own"
+
+
+def trainer_memory(
+    trainer: TrainerConfig, shape: ModelShape, context_limit: int | None, algorithm: AlgorithmConfig | None = None
+) -> TrainerMemory:
     """Return the memory of one trainer process: its share of float32 weights, gradients and AdamW moments, and a microbatch.
 
     dp, cp and tp split weights, gradients and optimizer state; copies (`replicate`) do not. Several processes gather one
@@ -66,6 +76,9 @@ def trainer_memory(trainer: TrainerConfig, shape: ModelShape, context_limit: int
     logits = min(tokens * shape.vocabulary, _MAX_LOGITS) // mesh.tp
     saved = shape.saved_bytes(trainer.dtype, checkpointing=trainer.gradient_checkpointing, tp=mesh.tp)
     whole = is_whole(trainer)
+    beside = 0
+    if algorithm is not None and owns_critic(algorithm):
+        beside += 16 * count + saved * tokens
     return TrainerMemory(
         weights=4 * count,
         gradients=4 * count,
@@ -74,6 +87,7 @@ def trainer_memory(trainer: TrainerConfig, shape: ModelShape, context_limit: int
         reduced=0 if whole else (size * shape.outside + (size + 4) * shape.layer) // mesh.tp,
         activations=saved * tokens,
         logits=logits * _BYTES_PER_LOGIT,
+        beside=beside,
     )
 
 
@@ -188,17 +202,17 @@ def run_memory(run: RunConfig, shape: ModelShape, free: int | None, *, trains_on
 
     `trains_on_cpu`: the trainer takes its share of them. `sends`: weights leave from memory.
     """
-    trainer = trainer_memory(run.trainer, shape, run.inference.context_limit)
+    trainer = trainer_memory(run.trainer, shape, run.inference.context_limit, run.algorithm)
     world = run.trainer.parallel.shape.world
     if run.cluster.launcher != "local":
         free = None
     elif free is not None and trains_on_cpu:
-        free = max(0, free - (trainer.weights + trainer.optimizer) * world)
+        free = max(0, free - (trainer.weights + trainer.optimizer + trainer.beside) * world)
     dtype = (run.resolved_inference.dtype or "float32") if sends else "float32"
     copy = SnapshotMemory(num_bytes=shape.num_parameters * ELEMENT_BYTES[dtype], dtype=dtype, sends=sends, free=free)
     return RunMemory(
         trainer=trainer,
-        checkpoint=_CHECKPOINT_BYTES * shape.num_parameters // world,
+        checkpoint=_CHECKPOINT_BYTES * shape.num_parameters * (2 if owns_critic(run.algorithm) else 1) // world,
         server=server_memory(run, shape),
         snapshot=copy,
     )

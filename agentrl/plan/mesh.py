@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
+from agentrl.algo.config import AlgorithmConfig
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.plan.memory import GIB, trainer_memory
@@ -29,6 +30,8 @@ class MeshChoice:
     model: ModelFacts
     context_limit: int | None
     """Tokens of the longest sample; None: not limited."""
+    algorithm: AlgorithmConfig | None = None
+    """It says which models stand beside the policy; None: none does."""
 
     def forms(self, *, searched: bool = True) -> list[ParallelConfig]:
         """Return every mesh of dp 1, with a number for each axis, the smallest tp x cp first.
@@ -95,7 +98,7 @@ class MeshChoice:
     def _fits(self, mesh: ParallelConfig, memory: float) -> bool:
         assert self.model.shape is not None
         sized = self.trainer.model_copy(update={"parallel": mesh})
-        return trainer_memory(sized, self.model.shape, self.context_limit).total <= memory
+        return trainer_memory(sized, self.model.shape, self.context_limit, self.algorithm).total <= memory
 
     def _with_dp(self, form: ParallelConfig, places: int | None) -> ParallelConfig | None:
         """Return `form` with its dp; None where it does not divide the places that `dp: auto` takes."""
@@ -109,7 +112,7 @@ class MeshChoice:
 
 def mesh_choice(run: RunConfig, model: ModelFacts) -> MeshChoice:
     """Return the meshes that a run allows."""
-    return MeshChoice(run.trainer, model, run.inference.context_limit)
+    return MeshChoice(run.trainer, model, run.inference.context_limit, run.algorithm)
 
 
 def other_axes(form: ParallelConfig) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import yaml
 
+from agentrl.algo.companions import LR_FACTOR, CriticConfig
 from agentrl.config import RunConfig, inapplicable
 from agentrl.config.route import Route
 from agentrl.data.config import SourceConfig, WeightedSource
@@ -13,7 +14,7 @@ from agentrl.data.source import never_ends
 from agentrl.engine.config import INTERRUPT_S, MAX_SKIPPED_CHECKS
 from agentrl.inference.config import first_gpu, runs_on_cpu, tensor_parallel
 from agentrl.plan.basis import DEFAULT_GPU
-from agentrl.plan.memory import RunMemory, gib, longest_pass, running_requests
+from agentrl.plan.memory import RunMemory, gib, longest_pass, owns_critic, running_requests
 from agentrl.plan.model import ModelShape
 from agentrl.plan.places import num_workers
 from agentrl.plan.plan import Plan
@@ -47,6 +48,7 @@ def describe_plan(plan: Plan) -> str:
         ("batch", _batch(config)),
         ("advantage", _advantage(config)),
         ("loss", _loss(config)),
+        *([] if config.algorithm.critic is None else [("critic", _critic(config, config.algorithm.critic))]),
         ("staleness", _staleness_rule(config)),
         ("updates", _updates(config, plan.route)),
         ("evaluation", _evaluation(config)),
@@ -97,10 +99,16 @@ def _trainer_memory(run: RunConfig, memory: RunMemory, shape: ModelShape) -> str
     copies = copies if trainer.copies else ""
     tokens = -(-longest_pass(run.trainer, run.inference.context_limit) // mesh.cp)
     batch = f"activations of {tokens} tokens {gib(trainer.activations)}; logits {gib(trainer.logits)}"
+    batch += f"; {_beside(run)} {gib(trainer.beside)}" if trainer.beside else ""
     experts = ", each layer gathered with all its experts" if shape.experts else ""
     count = f"{shape.num_parameters / 1e9:.2f}e9 parameters{experts}"
     each_process = "each trainer process" if mesh.world > 1 else "trainer"
     return f"{each_process} about {gib(trainer.total)} GiB for {count}: {states}{copies}; {batch}"
+
+
+def _beside(run: RunConfig) -> str:
+    """Return the models of their own beside the policy, in words."""
+    return "a critic of its own" if owns_critic(run.algorithm) else ""
 
 
 def _checkpoint_memory(run: RunConfig, each: int) -> str:
@@ -223,6 +231,17 @@ def _loss(config: RunConfig) -> str:
     if trainer.minibatches * trainer.epochs == 1 and slots.recomputes_proximal:
         passes = "1 minibatch: r is always 1 and clipping never acts"
     return f"{slots.formula}; {passes}; AdamW lr {trainer.lr:g}"
+
+
+def _critic(config: RunConfig, critic: CriticConfig) -> str:
+    kind = {
+        "head": "a linear head on the policy's hidden states, which it leaves alone",
+        "trunk": "a linear head on the policy, whose weights its loss trains too",
+        "own": "a second copy of the model with a head",
+    }[critic.model]
+    lr = f"AdamW lr {critic.lr or LR_FACTOR * config.trainer.lr:g}"
+    alone = f"; alone in the first {critic.warmup_steps} batches" if critic.warmup_steps else ""
+    return f"{kind}; {lr}{alone}"
 
 
 def _staleness_rule(config: RunConfig) -> str:

@@ -30,6 +30,10 @@ class TrainSample:
     """[L] int32: index into `TrainBatch.roles`; None: 0 everywhere."""
     players: Int32Array | None = None
     """[L] int32: index into `TrainBatch.players`; None: 0 everywhere."""
+    values: Float32Array | None = None
+    """[L] float32: what the critic expected before each token; 0 where not trained; None: there is no critic."""
+    value_targets: Float32Array | None = None
+    """[L] float32: what the values are trained towards, likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +125,14 @@ class Trainer(Protocol):
         """Return, for each [L] int32 sequence, [L-1] float32 log-probs of tokens 1.. under the current weights.
 
         `temperatures` has one above 0 for each sequence; None: 1 for all.
+        """
+        ...
+
+    async def values(self, sequences: Sequence[Int32Array]) -> list[Float32Array]:
+        """Return, for each [L] int32 sequence, [L-1] float32: the return that the critic expects before tokens 1..
+
+        Raises:
+            ConfigError: there is no critic (algorithm.critic).
         """
         ...
 

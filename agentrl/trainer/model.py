@@ -61,8 +61,11 @@ class Microbatch:
     """[n] int64: the wanted tokens."""
     temperatures: Tensor | None
     """[n] float32: sampling temperature of each wanted token; None where all are 1."""
+    logprobs: bool = True
     entropy: bool = False
-    """Whether a forward pass computes entropies too."""
+    """Whether a forward pass computes entropies; they come with the log-probs."""
+    values: bool = False
+    """Whether it computes what the model's value head makes of the hidden states."""
     row: SharedRow | None = None
     """The tree that the tokens are, B = 1; None: sequences stand side by side."""
     num_tokens: int = 0
@@ -71,12 +74,14 @@ class Microbatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutputs:
-    """The result of a forward pass for the wanted tokens."""
+    """The result of a forward pass for the wanted tokens; None where it was not asked for."""
 
-    logprobs: Tensor
+    logprobs: Tensor | None
     """[n] float32 nats."""
     entropy: Tensor | None
-    """[n] float32 nats: of the whole distribution at the token's temperature; None where it was not asked for."""
+    """[n] float32 nats: of the whole distribution at the token's temperature."""
+    values: Tensor | None
+    """[n] float32: of the value head, before each wanted token."""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -130,6 +135,7 @@ class PolicyModel:
         self.module, stored = together(self.ranks, partial(_read_headers, self.path))
         self._conversions = conversions_of(self.module)
         self.vocab_size = int(self._head.get_parameter("weight").shape[0])
+        self.hidden_size = int(self._head.get_parameter("weight").shape[1])
         self._max_logits = max_logits
         for module in self.module.modules():
             _switch_dropout_off(module)
@@ -139,15 +145,17 @@ class PolicyModel:
             enable({"use_reentrant": False})
         self.module.train(gradient_checkpointing)
         mesh = self.ranks.mesh(device)
-        self._forward = self._logprobs
+        self._forward = self._token_rows
         self._cut: SequenceCut | None = None
         self.tensor_group: dist.ProcessGroup | None = None
         self._part: VocabularyPart | None = None
         self.shares_prefixes = share and (mesh is None or mesh.cp is None) and share_prefixes(self.module)
         """Whether a microbatch can be a tree."""
+        self.value_head: Callable[[Tensor], Tensor] | None = None
+        """Makes [n] float32 values of [n, D] hidden states; a critic puts it here."""
         if mesh is not None:
             self._split(mesh, bfloat16=dtype == "bfloat16")
-            self._forward = as_forward(self.module, "policy_logprobs", self._logprobs)
+            self._forward = as_forward(self.module, "policy_rows", self._token_rows)
         elif dtype == "bfloat16":
             compute_in_bfloat16(self.module)
         materialize(self.module, device)
@@ -170,7 +178,9 @@ class PolicyModel:
         masks: Sequence[BoolArray],
         temperatures: Sequence[Float32Array] | None = None,
         *,
+        logprobs: bool = True,
         entropy: bool = False,
+        values: bool = False,
         share: bool = False,
     ) -> Microbatch:
         """Return `sequences`, [L] int32 each, as one forward pass; wanted are the tokens of the `masks`, [L] bool.
@@ -195,7 +205,9 @@ class PolicyModel:
             positions=torch.from_numpy(np.concatenate(before)).to(self.device),
             targets=torch.from_numpy(targets.astype(np.int64)).to(self.device),
             temperatures=wanted,
+            logprobs=logprobs,
             entropy=entropy,
+            values=values,
             row=None if tree is None else shared_row(tree, self.device),
             num_tokens=sum(map(len, sequences)) if tree is None else len(tree.token_ids),
         )
@@ -217,48 +229,63 @@ class PolicyModel:
 
     def logprobs(self, batch: Microbatch) -> Tensor:
         """Return [n] float32 log-probs, nats, of the wanted tokens under the current weights; differentiable."""
-        return self.outputs(replace(batch, entropy=False)).logprobs
+        found = self.outputs(replace(batch, logprobs=True, entropy=False, values=False)).logprobs
+        assert found is not None
+        return found
+
+    def values(self, batch: Microbatch) -> Tensor:
+        """Return [n] float32 values before the wanted tokens, by the value head; differentiable."""
+        found = self.outputs(replace(batch, logprobs=False, entropy=False, values=True)).values
+        assert found is not None
+        return found
 
     def outputs(self, batch: Microbatch) -> TokenOutputs:
-        """Return what `logprobs` does, and the entropies if the batch asks for them; differentiable."""
-        values = self._forward(batch)
+        """Return what the batch asks for, of one forward pass; differentiable."""
+        rows = iter(self._forward(batch))
         if not torch.is_grad_enabled():
             self._reshard()
-        logprobs, entropy = values if batch.entropy else (values, None)
-        return TokenOutputs(logprobs=logprobs, entropy=entropy)
+        return TokenOutputs(
+            logprobs=next(rows) if batch.logprobs else None,
+            entropy=next(rows) if batch.entropy else None,
+            values=next(rows) if batch.values else None,
+        )
 
     def _reshard(self) -> None:
         if isinstance(self.module, FSDPModule):
             # FSDP keeps the root's weights gathered for a backward pass, which does not come; they would go stale.
             self.module.reshard()
 
-    def _logprobs(self, batch: Microbatch) -> Tensor:
+    def _token_rows(self, batch: Microbatch) -> Tensor:
+        """Return [k, n]: a row for each thing that the batch asks for, in the order of `TokenOutputs`."""
         if self._cut is not None:
-            return self._cut_logprobs(batch, self._cut)
+            return self._cut_rows(batch, self._cut)
         tree = {} if batch.row is None else {"position_ids": batch.row.depths, "shared_row": batch.row}
         hidden = self._base(input_ids=batch.input_ids, use_cache=False, **tree).last_hidden_state
-        return self._head_values(hidden, batch.positions, batch.targets, batch.temperatures, entropy=batch.entropy)
+        return self._head_rows(hidden, batch.positions, batch.targets, batch.temperatures, batch)
 
-    def _cut_logprobs(self, batch: Microbatch, cut: SequenceCut) -> Tensor:
+    def _cut_rows(self, batch: Microbatch, cut: SequenceCut) -> Tensor:
         ids, places = cut.own_tokens(batch.input_ids)
         outputs = self._base(input_ids=ids, position_ids=places, use_cache=False, sequence_group=cut.group)
         own, positions = cut.own_wanted(batch.positions, batch.input_ids.shape[1])
         temperatures = None if batch.temperatures is None else batch.temperatures[own]
-        values = self._head_values(
-            outputs.last_hidden_state, positions, batch.targets[own], temperatures, entropy=batch.entropy
-        )
-        if batch.entropy:
-            return torch.stack([cut.gathered(row, own, len(batch.targets)) for row in values])
-        return cut.gathered(values, own, len(batch.targets))
+        rows = self._head_rows(outputs.last_hidden_state, positions, batch.targets[own], temperatures, batch)
+        return torch.stack([cut.gathered(row, own, len(batch.targets)) for row in rows])
 
-    def _head_values(
-        self, hidden: Tensor, positions: Tensor, targets: Tensor, temperatures: Tensor | None, *, entropy: bool
+    def _head_rows(
+        self, hidden: Tensor, positions: Tensor, targets: Tensor, temperatures: Tensor | None, batch: Microbatch
     ) -> Tensor:
-        """Return [n] log-probs of `targets` from [B, T, D] hidden states at `positions`, in slices of `max_logits`.
-
-        With `entropy` they are [2, n], the entropies below the log-probs.
-        """
+        """Return the rows of `batch` from [B, T, D] hidden states at `positions`; logits in slices of `max_logits`."""
         hidden = hidden.reshape(-1, hidden.shape[-1])[positions]
+        found: list[Tensor] = []
+        if batch.logprobs:
+            found.append(self._logit_rows(hidden, targets, temperatures, entropy=batch.entropy))
+        if batch.values:
+            assert self.value_head is not None, "values come from a critic"
+            found.append(self.value_head(hidden)[None])
+        return torch.cat(found)
+
+    def _logit_rows(self, hidden: Tensor, targets: Tensor, temperatures: Tensor | None, *, entropy: bool) -> Tensor:
+        """Return [1, n] log-probs of `targets`, or, with `entropy`, [2, n], the entropies below them."""
         rows = max(1, self._max_logits // self.vocab_size)
         token_values = self._logprobs_and_entropy if entropy else self._token_logprobs
         if len(hidden) <= rows:
@@ -357,8 +384,8 @@ class PolicyModel:
     def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperatures: Tensor | None) -> Tensor:
         logits = self._logits(hidden, temperatures)
         if self._part is not None:
-            return self._part.logprobs(logits, targets)
-        return -functional.cross_entropy(logits, targets, reduction="none")
+            return self._part.logprobs(logits, targets)[None]
+        return -functional.cross_entropy(logits, targets, reduction="none")[None]
 
     def _check_head(self) -> None:
         """Check that the model's logits are what its head makes of the hidden states; every rank must call it."""

@@ -6,7 +6,7 @@ its weight is 0, so it trains nothing, whatever the loss is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from agentrl.algo.packing import DealtPass
 from agentrl.errors import InvariantError, StaleDataError
 from agentrl.trainer.base import TrainBatch, TrainSample
 from agentrl.trainer.model import Microbatch, PolicyModel, TokenOutputs
-from agentrl.types import BoolArray, Int32Array, Sample
+from agentrl.types import BoolArray, Float32Array, Int32Array, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,14 @@ class ForwardPass:
     def loss_batch(self, outputs: TokenOutputs) -> LossBatch:
         """Return what the loss gets; its proximal log-probs are the current ones until others take their place."""
         current = outputs.logprobs
-        return replace(self.given, current_logprobs=current, proximal_logprobs=current.detach(), entropy=outputs.entropy)
+        assert current is not None
+        return replace(
+            self.given,
+            current_logprobs=current,
+            proximal_logprobs=current.detach(),
+            entropy=outputs.entropy,
+            values=outputs.values,
+        )
 
     def marks(self, *, compared: bool) -> Marks:
         """Return what diagnostics read; without `compared`, no proximal log-prob is a forward pass's."""
@@ -87,7 +94,8 @@ def forward_pass(
     totals: LossTotals,
     *,
     entropy: bool,
-    share: bool,
+    values: bool = False,
+    share: bool = False,
 ) -> ForwardPass:
     """Return the pass over the samples at `places[i]` of `batch`, cut to `lengths[i]`, for each i of `dealt`.
 
@@ -123,8 +131,10 @@ def forward_pass(
         player=wanted([_given_or_zeros(item, item.players) for item in items]),
         rewards=by_sample([item.episode_return for item in items], np.float32),
         totals=totals,
+        proximal_values=_wanted_if_given([item.values for item in items], wanted),
+        value_targets=_wanted_if_given([item.value_targets for item in items], wanted),
     )
-    computed = model.microbatch(ids, masks, temperatures, entropy=entropy, share=share)
+    computed = model.microbatch(ids, masks, temperatures, entropy=entropy, values=values, share=share)
     return ForwardPass(
         batch=computed,
         given=given,
@@ -136,6 +146,13 @@ def forward_pass(
         ends=tuple(np.cumsum(counts).tolist()),
         weight=0.0 if dealt.is_filler else 1.0,
     )
+
+
+def _wanted_if_given(
+    arrays: Sequence[Float32Array | None], wanted: Callable[[Sequence[np.ndarray]], Tensor]
+) -> Tensor | None:
+    given = [each for each in arrays if each is not None]
+    return wanted(given) if given and len(given) == len(arrays) else None
 
 
 def _given_or_zeros(item: TrainSample, given: Int32Array | None) -> Int32Array:

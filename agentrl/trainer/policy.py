@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.loss import SUMS, LossMetrics, added, combine, over_ranks
 from agentrl.algo.objective import Objective
-from agentrl.algo.packing import deal, split_minibatches
+from agentrl.algo.packing import DealtPass, deal, split_minibatches
 from agentrl.algo.prefixes import plan_passes
 from agentrl.errors import ConfigError, InvariantError, TrainError
 from agentrl.trainer.base import StepReport, TrainBatch
@@ -28,7 +28,8 @@ from agentrl.trainer.checkpoints.format import TrainerState
 from agentrl.trainer.checkpoints.read import Checkpoint
 from agentrl.trainer.checkpoints.write import StagedParts, stage_parts, stage_weights, take_state
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.critic import Critic
+from agentrl.trainer.model import Microbatch, PolicyModel
 from agentrl.trainer.optimizer import adamw, clip_gradients, schedule_factor, set_learning_rate, update_to_weight_ratio
 from agentrl.trainer.parallel.snapshot import torch_tensor
 from agentrl.trainer.parallel.tensor import replicas_agree, sum_partial_gradients
@@ -48,6 +49,7 @@ class _Done:
     applied: list[LossMetrics] = field(default_factory=list[LossMetrics])
     norms: dict[int, float] = field(default_factory=dict[int, float])
     """Gradient norm by the number of the minibatch, from 1."""
+    critic_norms: list[float] = field(default_factory=list[float])
     bad: list[str] = field(default_factory=list[str])
     """Why a minibatch left the weights as they were."""
     own_tokens: int = 0
@@ -63,6 +65,8 @@ class _Done:
             combined["loss"] /= len(self.norms)
             combined["grad_norm"] = sum(self.norms.values()) / len(self.norms)
             combined |= {f"grad_norm_by_minibatch.{number}": norm for number, norm in self.norms.items()}
+        if self.critic_norms:
+            combined["critic_grad_norm"] = sum(self.critic_norms) / len(self.critic_norms)
         return combined | {
             "lr": self.lr,
             "optimizer_steps": float(len(self.norms)),
@@ -90,6 +94,7 @@ class PolicyTrainer:
         self._optimizer = adamw(
             model.parameters.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
+        self._critic = None if algorithm.critic is None else Critic(model, algorithm.critic, config)
         self._state = TrainerState(policy_version=0, steps=0, optimizer_steps=0, bad_steps=0)
 
     @property
@@ -151,9 +156,26 @@ class PolicyTrainer:
 
     def logprobs(self, sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None) -> list[Float32Array]:
         """Return [L-1] float32 log-probs of tokens 1.. of each [L] int32 sequence; `temperatures` are above 0; None: 1."""
+        divisors = temperatures or [1.0] * len(sequences)
+        by_token = [np.full(len(ids), divisor, np.float32) for ids, divisor in zip(sequences, divisors, strict=True)]
+        return self._by_token(sequences, by_token, self.model.logprobs)
+
+    def values(self, sequences: Sequence[Int32Array]) -> list[Float32Array]:
+        """Return [L-1] float32 values of the critic before tokens 1.. of each [L] int32 sequence.
+
+        Raises:
+            ConfigError: there is no critic.
+        """
+        if self._critic is None:
+            raise ConfigError("values were asked for, but the trainer has no critic; set algorithm.critic")
+        return self._by_token(sequences, [np.ones(len(ids), np.float32) for ids in sequences], self._critic.values)
+
+    def _by_token(
+        self, sequences: Sequence[Int32Array], temperatures: Sequence[Float32Array], compute: Callable[[Microbatch], Tensor]
+    ) -> list[Float32Array]:
+        """Return what `compute` gives for tokens 1.. of each [L] sequence, [L-1] float32, packed and dealt to the ranks."""
         self.model.check_ids(sequences)
         ranks = self.model.ranks
-        divisors = temperatures or [1.0] * len(sequences)
         starts = np.cumsum([0, *(max(0, len(ids) - 1) for ids in sequences)])
         values = np.zeros(int(starts[-1]), np.float32)
         wanted = [index for index, ids in enumerate(sequences) if len(ids) > 1]
@@ -164,9 +186,8 @@ class PolicyTrainer:
             for chosen, is_filler in deal(plan.passes, lengths, ranks.data_rank, ranks.data_world):
                 group = [sequences[wanted[at]] for at in chosen]
                 masks = [np.arange(len(ids)) > 0 for ids in group]
-                by_token = [np.full(len(sequences[wanted[at]]), divisors[wanted[at]], np.float32) for at in chosen]
-                microbatch = self.model.microbatch(group, masks, by_token, share=plan.shared)
-                computed = self.model.logprobs(microbatch).cpu().numpy()
+                divisors = [temperatures[wanted[at]] for at in chosen]
+                computed = compute(self.model.microbatch(group, masks, divisors, share=plan.shared)).cpu().numpy()
                 ends = np.cumsum([len(ids) - 1 for ids in group])
                 for at, part in zip(chosen if not is_filler else [], np.split(computed, ends[:-1]), strict=False):
                     values[starts[wanted[at]] : starts[wanted[at] + 1]] = part
@@ -192,13 +213,15 @@ class PolicyTrainer:
         for name, parameter in self.model.parameters.items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 tensors[f"{key}.{name}"] = value
-        return tensors
+        return tensors if self._critic is None else tensors | self._critic.tensors()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue exactly where `checkpoint` was written; each rank reads the parts that it holds.
 
         Under another number of ranks, rank r continues with the random state of rank r modulo the number that wrote it.
         """
+        if self._critic is not None:  # before the policy, which a critic of another kind would leave changed
+            self._critic.restore(checkpoint)
         self.model.read(checkpoint.weights, checkpoint.path)
         by_parameter: dict[str, dict[str, StoredTensor]] = {}
         for full_name, stored in checkpoint.optimizer.items():
@@ -234,10 +257,14 @@ class PolicyTrainer:
         plan = plan_passes(ids, self._config.microbatch_tokens, share=self.model.shares_prefixes)
         dealt = deal(plan.passes, lengths, self.model.ranks.data_rank, self.model.ranks.data_world)
         totals, entropy = loss_totals(batch, minibatch), "entropy" in self._slots.needs
-        return [
-            forward_pass(self.model, batch, places, lengths, mine, totals, entropy=entropy, share=plan.shared)
-            for mine in dealt
-        ]
+        values = self._critic is not None and self._critic.shares_pass
+
+        def of(mine: DealtPass) -> ForwardPass:
+            return forward_pass(
+                self.model, batch, places, lengths, mine, totals, entropy=entropy, values=values, share=plan.shared
+            )
+
+        return [of(mine) for mine in dealt]
 
     def _proximal(self, passes: Sequence[Sequence[ForwardPass]], done: _Done) -> list[list[Tensor] | None]:
         """Return the log-probs under the weights of now; None for the first minibatch, whose training pass computes them."""
@@ -274,6 +301,8 @@ class PolicyTrainer:
         compared: list[Tensor] = []
         for place, each in enumerate(passes):
             outputs = self.model.outputs(each.batch)
+            if self._critic is not None and not self._critic.shares_pass:
+                outputs = replace(outputs, values=self._critic.values(each.batch))
             center = None if proximal is None else proximal[place]
             result = self._objective(
                 each.loss_batch(outputs),
@@ -296,7 +325,7 @@ class PolicyTrainer:
         try:
             self._objective.check(faults)
         except ConfigError:
-            self._optimizer.zero_grad(set_to_none=True)
+            self._forget_gradients()
             raise
         self._update(total, loss, lr, number, done)
 
@@ -305,18 +334,33 @@ class PolicyTrainer:
         if self.model.tensor_group is not None:
             sum_partial_gradients(self.model.parameters, self.model.tensor_group)
         norm = clip_gradients(self.model.parameters.values(), self._config.max_grad_norm)
-        if not math.isfinite(loss):
-            done.bad.append(f"the loss is {loss}")
-        elif not math.isfinite(norm):
-            done.bad.append(f"the gradient norm is {norm}")
+        problem = f"the loss is {loss}" if not math.isfinite(loss) else None
+        if problem is None and not math.isfinite(norm):
+            problem = f"the gradient norm is {norm}"
+        warming = False
+        if self._critic is not None:
+            warming = self._state.steps < self._critic.warmup_steps
+            factor = lr / self._config.lr
+            critic_norm = self._critic.update(self._critic.lr * factor, apply=problem is None)
+            if problem is None and not math.isfinite(critic_norm):
+                problem = f"the gradient norm of the critic is {critic_norm}"
+            done.critic_norms.append(critic_norm)
+        if problem is not None:
+            done.bad.append(problem)
         else:
             set_learning_rate(self._optimizer, lr)
-            self._optimizer.step()
+            if not warming:
+                self._optimizer.step()
             done.applied.append(measured)
             done.norms[number] = norm
-        done.lr = lr
-        self._optimizer.zero_grad(set_to_none=True)
+        done.lr = 0.0 if warming else lr
+        self._forget_gradients()
         done.seconds_optimizer += time.perf_counter() - started
+
+    def _forget_gradients(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._critic is not None:
+            self._critic.forget_gradients()
 
     def _merged(self, batch: TrainBatch, own: Mapping[int, Float32Array]) -> dict[int, Float32Array]:
         computed = [at for at, item in enumerate(batch.samples) if is_computed(item, dense=self._slots.dense)]

@@ -228,6 +228,11 @@ class ScriptedTrainer:
         versions += self.held[-1:]
         return [scripted_logprobs(ids, max(versions, default=0)) for ids in sequences]
 
+    async def values(self, sequences: Sequence[Int32Array]) -> list[Float32Array]:
+        """Return, for each sequence, numbers from 0 to 1 that depend on its ids and the steps applied."""
+        await anyio.lowlevel.checkpoint()
+        return [np.exp(scripted_logprobs(ids, self._applied)).astype(np.float32) for ids in sequences]
+
     async def save(self, directory: str, note: str = "") -> None:
         """Begin to write a tiny checkpoint that appears whole or not at all, after the one before is on the disk."""
         await self.finish_save(wait=True)

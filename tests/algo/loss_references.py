@@ -26,7 +26,7 @@ from agentrl.algo.losses.loss_options import (
     VespoOptions,
 )
 from agentrl.algo.slots import NoOptions
-from agentrl.algo.terms.term_options import EntropyOptions, KlOptions, LogRatioOptions
+from agentrl.algo.terms.term_options import EntropyOptions, KlOptions, LogRatioOptions, ValueOptions
 from agentrl.config.base import Config
 
 MAX = 60.0
@@ -42,6 +42,9 @@ class Token:
     sample: int
     entropy: float
     reference: float
+    value: float
+    value_before: float
+    target: float
 
     @property
     def ratio(self) -> float:
@@ -58,7 +61,8 @@ class Token:
 
 def tokens_of(batch: LossBatch) -> list[Token]:
     names = ("current_logprobs", "proximal_logprobs", "behavior_logprobs", "advantages", "turn", "sample")
-    columns = [getattr(batch, name).tolist() for name in (*names, "entropy", "reference_logprobs")]
+    more = ("entropy", "reference_logprobs", "values", "proximal_values", "value_targets")
+    columns = [getattr(batch, name).tolist() for name in (*names, *more)]
     return [Token(*row) for row in zip(*columns, strict=True)]
 
 
@@ -151,6 +155,11 @@ def kl(t: Token, tokens: Sequence[Token], o: KlOptions) -> float:
 
 def log_ratio(t: Token, tokens: Sequence[Token], o: LogRatioOptions) -> float:
     return (t.current - t.behavior) ** 2
+
+
+def value(t: Token, tokens: Sequence[Token], o: ValueOptions) -> float:
+    bounded = t.value if o.clip is None else clip(t.value, t.value_before - o.clip, t.value_before + o.clip)
+    return max((t.value - t.target) ** 2, (bounded - t.target) ** 2) / 2
 
 
 def none(t: Token, tokens: Sequence[Token], o: NoOptions) -> float:

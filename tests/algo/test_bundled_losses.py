@@ -99,6 +99,7 @@ GOLDEN: Mapping[str, Sequence[float]] = {
     "entropy": [-0.5, -1.0, -1.5],
     "kl": [0.125, 0.0, 0.5],
     "log_ratio": [1.0, 0.0, 2.56],
+    "value": [0.5, 0.32, 0.125],
     "none": [1.0, 1.0, 1.0],
     "clamp": [1.822119, 0.904837, 0.449329],
     "mask": [1.822119, 0.904837, 0.449329],
@@ -119,6 +120,9 @@ def three_tokens() -> LossBatch:
         "advantages": torch.tensor([2.0, 2.0, -1.0], dtype=torch.float64),
         "reference_logprobs": torch.tensor([-1.0, -1.0, -1.0], dtype=torch.float64),
         "entropy": torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64),
+        "values": torch.tensor([0.0, 0.5, 0.5], dtype=torch.float64),
+        "proximal_values": torch.tensor([0.0, 0.0, 0.5], dtype=torch.float64),
+        "value_targets": torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64),
         "ages": torch.tensor([0, 1, 3]),
     }
     ids = {"turn": torch.tensor([0, 0, 1]), "sample": torch.tensor([0, 0, 0])}

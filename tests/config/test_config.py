@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from agentrl.algo.companions import CriticConfig
 from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
 from agentrl.config.base import Config
 from agentrl.data.config import WeightedSource
@@ -67,9 +68,9 @@ def test_a_password_in_a_server_url_is_refused_and_shown_nowhere(url: str) -> No
     assert "hunter2" not in str(direct.value)
 
 
-def test_there_are_at_most_131_fields_and_each_is_documented() -> None:
+def test_there_are_at_most_135_fields_and_each_is_documented() -> None:
     found = fields(RunConfig)
-    assert len(found) <= 131
+    assert len(found) <= 135
     assert [name for name, text in found.items() if not text] == []
 
 
@@ -109,7 +110,11 @@ def sections() -> dict[str, type[BaseModel]]:
         for kind in (info.annotation, *getattr(info.annotation, "__args__", ())):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 found[name] = kind
-    return found | {"trainer.parallel": ParallelConfig, "cluster.split": SplitConfig}
+    return found | {
+        "trainer.parallel": ParallelConfig,
+        "cluster.split": SplitConfig,
+        "algorithm.critic": CriticConfig,
+    }
 
 
 def is_read(field: str) -> bool:

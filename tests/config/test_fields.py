@@ -17,7 +17,11 @@ def test_every_field_has_a_meaning_and_a_type_in_words() -> None:
 
 
 def test_the_fields_are_those_that_a_run_has() -> None:
-    optional = {"sft": {"data": "d.jsonl"}, "cluster": {"split": "auto"}}
+    optional = {
+        "sft": {"data": "d.jsonl"},
+        "cluster": {"split": "auto"},
+        "algorithm": {"advantage": "turn_gae", "critic": {}},
+    }
     run = parse_config({**BASE, **optional, "tasks": {"path": "t.jsonl", "eval": {"path": "e.jsonl"}}})
     assert [path for path, _, _ in field_values(run)] == [f.path for f in FIELDS.values() if not f.is_section]
 
@@ -52,6 +56,7 @@ def test_a_default_is_yaml_that_the_field_takes() -> None:
     defaults = {f.path: f.default for f in FIELDS.values() if f.default is not None and not f.is_section}
     excluding = {"tasks.path", "tasks.eval.path", "tasks.eval.factory", "rollout.min_group_size"}  # of other fields
     defaults = {path: default for path, default in defaults.items() if path not in excluding}
+    defaults["algorithm.advantage"] = "turn_gae"  # the critic has defaults too
     run = parse_config(
         BASE, ["--sft.data=d", "--tasks.eval.path=e", *(f"--{path}={default}" for path, default in defaults.items())]
     )

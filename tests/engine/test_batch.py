@@ -13,6 +13,7 @@ import pytest
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client import Client
 from agentrl.engine.batch import prepare_batch, trained_records
+from agentrl.engine.estimates import VerifiedGroups
 from agentrl.episode.codec import encode_line
 from agentrl.episode.summary import TrainedEpisode, TrainedTurn
 from agentrl.errors import InvariantError, StaleDataError
@@ -48,7 +49,7 @@ def group_of(*episodes: Trajectory) -> Group:
 
 async def test_a_batch_has_advantages_on_the_sampled_tokens_alone(renderer: Renderer) -> None:
     group = group_of(await sampled(renderer, "good", 3), await sampled(renderer, "bad", 3))
-    prepared = prepare_batch([group], version=3, algorithm=GROUPWISE)
+    prepared = prepare_batch(VerifiedGroups.of([group]), version=3, algorithm=GROUPWISE)
     assert prepared.skip is None
     assert prepared.batch.policy_version == 3
     for item, sign in zip(prepared.batch.samples, (1, -1), strict=True):
@@ -62,7 +63,7 @@ async def test_a_batch_has_advantages_on_the_sampled_tokens_alone(renderer: Rend
 async def test_groups_without_variance_are_told_apart_by_their_outcome(renderer: Renderer) -> None:
     good, bad = await sampled(renderer, "good", 3), await sampled(renderer, "bad", 3)
     groups = [group_of(good, good), group_of(bad, bad), group_of(bad, bad), group_of(bad, good)]
-    prepared = prepare_batch(groups, version=3, algorithm=GROUPWISE)
+    prepared = prepare_batch(VerifiedGroups.of(groups), version=3, algorithm=GROUPWISE)
     metrics = prepared.metrics
     assert prepared.advantages == ((0.0,),) * 6 + ((-0.5,), (0.5,))
     assert (metrics["zero_variance_groups"], metrics["groups"]) == (3, 4)
@@ -73,7 +74,7 @@ async def test_groups_without_variance_are_told_apart_by_their_outcome(renderer:
 async def test_what_a_step_trained_is_recorded_by_turn(renderer: Renderer) -> None:
     good, greedy = await sampled(renderer, "good", 3), await sampled(renderer, "bad", 3, temperature=0)
     good, greedy = replace(good, episode_id="0.0.0"), replace(greedy, episode_id="0.1.0")
-    prepared = prepare_batch([group_of(good, greedy)], version=3, algorithm=GROUPWISE)
+    prepared = prepare_batch(VerifiedGroups.of([group_of(good, greedy)]), version=3, algorithm=GROUPWISE)
     computed = np.arange(good.num_output_tokens, dtype=np.float32)
     report = StepReport(proximal_logprobs={0: computed})
     first, second = trained_records([group_of(good, greedy)], prepared, report, step=7)
@@ -88,30 +89,30 @@ async def test_what_a_step_trained_is_recorded_by_turn(renderer: Renderer) -> No
 
 async def test_over_age_tokens_leave_the_loss_under_mask_and_stop_the_run_otherwise(renderer: Renderer) -> None:
     old, young = await sampled(renderer, "good", 1), await sampled(renderer, "bad", 4)
-    prepared = prepare_batch([group_of(old, young)], version=4, algorithm=MASKING)
+    prepared = prepare_batch(VerifiedGroups.of([group_of(old, young)]), version=4, algorithm=MASKING)
     assert prepared.masked_tokens == prepared.metrics["masked_tokens"] == old.num_output_tokens
     [item] = prepared.batch.samples
     assert item.sample.token_versions.max() == 4
     assert prepared.metrics["staleness_max"] == 0
     with pytest.raises(StaleDataError, match="would be trained at version 4, over max_staleness 1"):
-        prepare_batch([group_of(old, young)], version=4, algorithm=GROUPWISE)
+        prepare_batch(VerifiedGroups.of([group_of(old, young)]), version=4, algorithm=GROUPWISE)
 
 
 async def test_a_batch_without_variance_or_without_tokens_is_to_be_skipped(renderer: Renderer) -> None:
     same = group_of(await sampled(renderer, "good", 0), await sampled(renderer, "good", 0))
-    assert prepare_batch([same], version=0, algorithm=GROUPWISE).skip == "zero_variance"
+    assert prepare_batch(VerifiedGroups.of([same]), version=0, algorithm=GROUPWISE).skip == "zero_variance"
     too_old = group_of(await sampled(renderer, "good", 0), await sampled(renderer, "bad", 0))
-    prepared = prepare_batch([too_old], version=9, algorithm=MASKING)
+    prepared = prepare_batch(VerifiedGroups.of([too_old]), version=9, algorithm=MASKING)
     assert (prepared.skip, prepared.batch.samples, "staleness_max" in prepared.metrics) == ("no_tokens", (), False)
     greedy = group_of(await sampled(renderer, "good", 0, 0.0), await sampled(renderer, "bad", 0, 0.0))
-    assert prepare_batch([greedy], version=0, algorithm=GROUPWISE).skip == "no_tokens"
+    assert prepare_batch(VerifiedGroups.of([greedy]), version=0, algorithm=GROUPWISE).skip == "no_tokens"
 
 
 async def test_a_batch_is_trained_while_one_of_its_groups_has_variance(renderer: Renderer) -> None:
     same = group_of(await sampled(renderer, "good", 0), await sampled(renderer, "good", 0))
     mixed = replace(group_of(await sampled(renderer, "good", 0), await sampled(renderer, "bad", 0)), index=5)
     for groups in ([same, mixed], [mixed, same]):
-        prepared = prepare_batch(groups, version=0, algorithm=GROUPWISE)
+        prepared = prepare_batch(VerifiedGroups.of(groups), version=0, algorithm=GROUPWISE)
         assert (prepared.skip, prepared.metrics["zero_variance_groups"]) == (None, 1)
         assert sum(item.advantages.any() for item in prepared.batch.samples) == 2
         assert len(prepared.batch.samples) == 4, "its tokens count in N"
@@ -122,14 +123,14 @@ async def test_a_trajectory_that_is_not_what_was_sent_stops_the_run(renderer: Re
     [turn] = bad.turns
     forged = replace(bad, turns=(replace(turn, context_ids=turn.context_ids[1:]),))
     with pytest.raises(InvariantError, match="are not the request that was sent"):
-        prepare_batch([group_of(good, forged)], version=0, algorithm=GROUPWISE)
+        prepare_batch(VerifiedGroups.of([group_of(good, forged)]), version=0, algorithm=GROUPWISE)
 
 
 async def test_a_failed_episode_never_reaches_the_trainer(renderer: Renderer) -> None:
     good = await sampled(renderer, "good", 0)
     failed = replace(good, final_reward=None, failure=EpisodeFailure(kind="E", message="m", traceback=""))
     with pytest.raises(InvariantError, match="failed episode"):
-        prepare_batch([group_of(good, failed)], version=0, algorithm=GROUPWISE)
+        prepare_batch(VerifiedGroups.of([group_of(good, failed)]), version=0, algorithm=GROUPWISE)
 
 
 class Forgetful(RolloutWorkflow):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,6 +63,20 @@ def test_a_batch_comes_back_bit_for_bit(lengths: list[int], version: int, seed: 
             sent, received = getattr(ours.sample, name), getattr(theirs.sample, name)
             np.testing.assert_array_equal(sent, received)
             assert sent.dtype == received.dtype
+
+
+def test_the_values_of_a_critic_travel_with_all_samples_or_with_none() -> None:
+    random = np.random.default_rng(0)
+    one, other = _sample(random, 5), _sample(random, 3)
+    numbers = np.arange(5, dtype=np.float32)
+    valued = [replace(item, values=numbers[:n], value_targets=-numbers[:n]) for item, n in ((one, 5), (other, 3))]
+    back = unpack_batch(pack_batch(TrainBatch(samples=tuple(valued), policy_version=1)))
+    for sent, received in zip(valued, back.samples, strict=True):
+        np.testing.assert_array_equal(received.values, sent.values)
+        np.testing.assert_array_equal(received.value_targets, sent.value_targets)
+    assert unpack_batch(pack_batch(TrainBatch(samples=(one,), policy_version=1))).samples[0].values is None
+    with pytest.raises(InvariantError, match="1 of 2 samples have no values or targets"):
+        pack_batch(TrainBatch(samples=(valued[0], other), policy_version=1))
 
 
 @given(lengths=st.lists(st.integers(0, 9), max_size=5))

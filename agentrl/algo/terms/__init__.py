@@ -7,7 +7,7 @@ dense: tokens of advantage 0 have a gradient.
 from __future__ import annotations
 
 from agentrl.algo.slots import Bundled
-from agentrl.algo.terms.term_options import EntropyOptions, KlOptions, LogRatioOptions
+from agentrl.algo.terms.term_options import EntropyOptions, KlOptions, LogRatioOptions, ValueOptions
 
 TERMS: dict[str, Bundled] = {
     "entropy": Bundled(
@@ -28,6 +28,13 @@ TERMS: dict[str, Bundled] = {
         function="agentrl.algo.terms.penalties:log_ratio",
         options=LogRatioOptions,
         formula="(log pi - log mu)^2",
+        dense=True,
+    ),
+    "value": Bundled(
+        function="agentrl.algo.terms.critics:value",
+        options=ValueOptions,
+        formula="(V - target)^2 / 2, V within {clip} of its value before the batch",
+        needs=frozenset({"values"}),
         dense=True,
     ),
 }

@@ -42,6 +42,15 @@ class LogRatioOptions(Config):
     """Factor of the term."""
 
 
+class ValueOptions(Config):
+    """Options of `value`."""
+
+    weight: float = Field(default=0.5, ge=0)
+    """Factor of the term; under `critic.model: trunk` it says how much the critic's loss moves the policy."""
+    clip: float | None = Field(default=0.2, gt=0)
+    """How far the values that are trained may go from those before the batch; none: as far as they like."""
+
+
 def weight_at(options: EntropyOptions | KlOptions | LogRatioOptions, step: int) -> float:
     """Return the factor of a term at training step `step`, from 0.
 

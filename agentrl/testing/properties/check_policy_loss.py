@@ -180,6 +180,7 @@ def _check_extremes(value: Callable[[LossBatch], Tensor], name: str) -> None:
         entropy=entropy,
         reference_logprobs=rows[:, 1],
         values=entropy,
+        proximal_values=entropy,
         value_targets=entropy,
     )
     result = value(extreme)

@@ -50,6 +50,7 @@ def random_batch(seed: int, *, distance: float = 0.5, dtype: torch.dtype = torch
         reference_logprobs=(behavior + distance * noise()).clamp(max=-0.01).to(dtype),
         values=noise().to(dtype).requires_grad_(),
         value_targets=noise().to(dtype),
+        proximal_values=noise().to(dtype),
     )
 
 

@@ -196,6 +196,12 @@ class RemoteTrainer:
         reply = await self._call(pack_sequences(sequences, temperatures), protocol.LogprobsReply, what)
         return split_logprobs(reply, sequences)
 
+    async def values(self, sequences: Sequence[Int32Array]) -> list[Float32Array]:
+        """Return, for each [L] int32 sequence, [L-1] float32 values of the critic; raises as `Trainer.values`."""
+        what = f"computing the values of {len(sequences)} sequences"
+        reply = await self._call(pack_sequences(sequences, of="critic"), protocol.LogprobsReply, what)
+        return split_logprobs(reply, sequences)
+
     async def save(self, directory: str, note: str = "") -> None:
         """Begin to write a checkpoint as `Trainer.save`; `restore` returns `note`.
 

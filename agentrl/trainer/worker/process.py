@@ -172,7 +172,9 @@ class _Worker:
             case protocol.HoldWeights():
                 return self._hold(request)
             case protocol.Logprobs():
-                values = self.trainer.logprobs(*protocol.unpack_sequences(request))
+                sequences, temperatures = protocol.unpack_sequences(request)
+                by_critic = request.of == "critic"
+                values = self.trainer.values(sequences) if by_critic else self.trainer.logprobs(sequences, temperatures)
                 return protocol.LogprobsReply(protocol.pack_float32(np.concatenate([np.empty(0, np.float32), *values])))
             case protocol.Save():
                 return self._save(request)

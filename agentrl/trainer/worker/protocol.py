@@ -65,6 +65,9 @@ class TrainStep(msgspec.Struct, frozen=True, tag=True):
     """One for each sample."""
     roles: tuple[str, ...]
     players: tuple[str, ...]
+    values: Array | None = None
+    """None where there is no critic, as `value_targets`."""
+    value_targets: Array | None = None
 
 
 class HoldWeights(msgspec.Struct, frozen=True, tag=True):
@@ -85,11 +88,12 @@ class Publish(msgspec.Struct, frozen=True, tag=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True, tag=True):
-    """Log-probs of whole sequences; answered by `LogprobsReply`."""
+    """Numbers for tokens 1.. of whole sequences: log-probs, or a critic's values; answered by `LogprobsReply`."""
 
     lengths: Array
     token_ids: Array
     temperatures: Array
+    of: Literal["policy", "critic"] = "policy"
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
@@ -183,7 +187,7 @@ class Published(msgspec.Struct, frozen=True, tag=True):
 
 
 class LogprobsReply(msgspec.Struct, frozen=True, tag=True):
-    """The joined log-probs; a sequence of L tokens has L-1."""
+    """The joined numbers; a sequence of L tokens has L-1."""
 
     logprobs: Array
 
@@ -287,7 +291,8 @@ def pack_batch(batch: TrainBatch) -> TrainStep:
     for index, item in enumerate(batch.samples):
         sample, length = item.sample, len(item.sample.token_ids)
         arrays = (sample.loss_mask, sample.behavior_logprobs, sample.token_versions, sample.turn_index, sample.temperatures)
-        own = [array for array in (item.advantages, item.roles, item.players) if array is not None]
+        mine = (item.advantages, item.roles, item.players, item.values, item.value_targets)
+        own = [array for array in mine if array is not None]
         if any(len(array) != length for array in (*arrays, *own)):
             raise InvariantError(f"sample {index} of {length} tokens has arrays of lengths {[*map(len, (*arrays, *own))]}")
     return TrainStep(
@@ -306,7 +311,16 @@ def pack_batch(batch: TrainBatch) -> TrainStep:
         returns=pack_float32(np.array([item.episode_return for item in batch.samples], np.float32)),
         roles=batch.roles,
         players=batch.players,
+        values=_pack_optional([item.values for item in batch.samples]),
+        value_targets=_pack_optional([item.value_targets for item in batch.samples]),
     )
+
+
+def _pack_optional(arrays: Sequence[Float32Array | None]) -> Array | None:
+    given = [each for each in arrays if each is not None]
+    if given and len(given) != len(arrays):
+        raise InvariantError(f"{len(arrays) - len(given)} of {len(arrays)} samples have no values or targets of the critic")
+    return pack_float32(_join_arrays(given, np.float32)) if given else None
 
 
 def _indices(item: TrainSample, given: Int32Array | None) -> Int32Array:
@@ -334,13 +348,18 @@ def unpack_report(reply: Stepped) -> StepReport:
     return StepReport(metrics=reply.metrics, skipped=reply.skipped, proximal_logprobs=found)
 
 
-def pack_sequences(sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None) -> Logprobs:
-    """Return a request for the log-probs of `sequences`; `temperatures` has one for each, and None means 1."""
+def pack_sequences(
+    sequences: Sequence[Int32Array],
+    temperatures: Sequence[float] | None = None,
+    of: Literal["policy", "critic"] = "policy",
+) -> Logprobs:
+    """Return a request for numbers of `sequences`; `temperatures` has one for each, and None means 1."""
     divisors = np.ones(len(sequences), np.float32) if temperatures is None else np.array(temperatures, np.float32)
     return Logprobs(
         lengths=pack_int32([len(ids) for ids in sequences]),
         token_ids=pack_int32(_join_arrays(sequences, np.int32)),
         temperatures=pack_float32(divisors),
+        of=of,
     )
 
 
@@ -355,6 +374,8 @@ def unpack_batch(step: TrainStep) -> TrainBatch:
     roles, players = unpack_int32(step.role_index, count), unpack_int32(step.player_index, count)
     groups = unpack_int32(step.groups, len(lengths)).tolist()
     returns = unpack_float32(step.returns, len(lengths)).tolist()
+    values = None if step.values is None else unpack_float32(step.values, count)
+    targets = None if step.value_targets is None else unpack_float32(step.value_targets, count)
     samples: list[TrainSample] = []
     for at, group, episode_return in zip(_slices(lengths), groups, returns, strict=True):
         sample = Sample(
@@ -373,6 +394,8 @@ def unpack_batch(step: TrainStep) -> TrainBatch:
                 episode_return=episode_return,
                 roles=roles[at],
                 players=players[at],
+                values=None if values is None else values[at],
+                value_targets=None if targets is None else targets[at],
             )
         )
     return TrainBatch(samples=tuple(samples), policy_version=step.policy_version, roles=step.roles, players=step.players)

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.trainer.base import StepReport
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks
@@ -48,8 +49,13 @@ def make_trainer(ranks: Ranks, path: Path, settings: dict[str, Any]) -> PolicyTr
 def three_steps(ranks: Ranks, path: Path, settings: dict[str, Any]) -> Outcome:
     trainer, stem = make_trainer(ranks, path, settings), settings.get("stem", 0)
     reports = [trainer.step(random_batch(version=number + 1, seed=number, samples=9, stem=stem)) for number in range(3)]
-    timeless = {name: value for name, value in reports[-1].metrics.items() if not name.startswith("seconds")}
-    proximal = dict(reports[-1].proximal_logprobs)
+    return outcome_of(trainer, reports[-1])
+
+
+def outcome_of(trainer: PolicyTrainer, report: StepReport) -> Outcome:
+    """Return what a trainer is and has after the step that `report` is of; every rank must call it."""
+    timeless = {name: value for name, value in report.metrics.items() if not name.startswith("seconds")}
+    proximal = dict(report.proximal_logprobs)
     return Outcome(timeless, trainer.logprobs(IDS), _arrays(trainer.model.export()), proximal)
 
 

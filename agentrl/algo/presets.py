@@ -29,6 +29,16 @@ PRESETS: Mapping[str, Preset] = {
         },
         source="AReaL, arXiv 2505.24298, section 5 and table 6: decoupled PPO, clip 0.2, behavior weights up to 5",
     ),
+    "ppo": Preset(
+        fields={
+            "advantage": {"turn_gae": {"discount": 1.0, "trace": 0.95}},
+            "critic": {"model": "head"},
+            "policy_loss": {"ppo": {"clip_low": 0.2, "clip_high": 0.2}},
+            "terms": [{"value": {"weight": 0.5, "clip": 0.2}}],
+            "aggregate": "token",
+        },
+        source="Schulman et al., arXiv 1707.06347, clip 0.2 and trace 0.95; over turns, around the proximal policy",
+    ),
     "grpo": Preset(
         fields={
             "advantage": "grpo",

@@ -66,7 +66,7 @@ class _Done:
             combined["grad_norm"] = sum(self.norms.values()) / len(self.norms)
             combined |= {f"grad_norm_by_minibatch.{number}": norm for number, norm in self.norms.items()}
         if self.critic_norms:
-            combined["critic_grad_norm"] = sum(self.critic_norms) / len(self.critic_norms)
+            combined["by_slot.value.grad_norm"] = sum(self.critic_norms) / len(self.critic_norms)
         return combined | {
             "lr": self.lr,
             "optimizer_steps": float(len(self.norms)),

@@ -13,7 +13,7 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.weights.types import scripted_logprobs
 from tests.engine.harness import episodes, make_engine, run
-from tests.rollout.harness import make_server
+from tests.rollout.harness import make_server, says
 
 
 def turn_gae(**options: object) -> dict[str, Any]:
@@ -46,9 +46,9 @@ async def test_a_run_credits_tokens_with_what_the_critic_did_not_expect(
 
 async def test_equal_returns_train_a_run_with_a_critic(tmp_path: Path, renderer: Renderer) -> None:
     trainer = ScriptedTrainer()
-    server = make_server(renderer, "good")
+    server = make_server(renderer, says("good"))
     report = await run(make_engine(tmp_path, renderer, trainer=trainer, steps=2, algorithm=turn_gae(), inference=server))
-    assert report.skipped_steps == 0
+    assert report.skipped_steps == {}
 
 
 @pytest.mark.parametrize(

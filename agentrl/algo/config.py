@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from agentrl.algo.advantages import ADVANTAGES
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.filled import AlgorithmSlots, aggregate_of, filled
+from agentrl.algo.guard import GUARDS
 from agentrl.algo.keeps import KEEPS
 from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.presets import PRESETS
@@ -52,6 +53,10 @@ def _correction(given: object) -> dict[str, SlotValue]:
     return {part: slot_value(f"algorithm.correction.{part}", value, PARTS[part]) for part, value in fields.items()}
 
 
+def _guard_slot(given: object) -> SlotValue:
+    return slot_value("algorithm.guard", given, GUARDS)
+
+
 def _added_terms(given: object) -> tuple[SlotValue, ...]:
     several = cast("list[object]", list(given)) if isinstance(given, list | tuple) else [given]
     return tuple(slot_value("algorithm.terms", one, TERMS, main="weight") for one in several)
@@ -83,6 +88,9 @@ class AlgorithmConfig(Config):
     aggregate: Annotated[str | dict[str, int], BeforeValidator(aggregate_of)] = "token"
     """The mean that makes one loss of those of all tokens: over tokens, over turns or samples of their means, or
     `{fixed: N}`, the sum over samples and N."""
+    guard: Annotated[SlotValue, BeforeValidator(_guard_slot)] = "none"
+    """What the learning rate of a minibatch is multiplied by, from its ratio of effective samples: `none` (1),
+    `effective_samples`, or a function."""
     max_staleness: int = Field(default=2, ge=0)
     """Published versions a trained token may be behind; 0 is synchronous RL."""
     staleness_policy: Literal["wait", "mask", "drop"] = "wait"
@@ -108,6 +116,7 @@ class AlgorithmConfig(Config):
             behavior_weight_mode: Literal["clamp", "mask"] = ...,
             terms: object = ...,
             aggregate: object = ...,
+            guard: object = ...,
             max_staleness: int = ...,
             staleness_policy: Literal["wait", "mask", "drop"] = ...,
         ) -> None: ...
@@ -147,6 +156,7 @@ def _slots_of(config: AlgorithmConfig) -> AlgorithmSlots:
         correction=config.correction,
         terms=config.terms,
         aggregate=config.aggregate,
+        guard=config.guard,
         group_size=config.group_size,
     )
 

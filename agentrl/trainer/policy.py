@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.loss import SUMS, LossMetrics, added, combine, over_ranks
+from agentrl.algo.guard import ess_ratio
+from agentrl.algo.loss import SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, over_ranks
 from agentrl.algo.objective import Objective
 from agentrl.algo.packing import deal, sorted_microbatches, split_minibatches
 from agentrl.errors import ConfigError, InvariantError, TrainError
@@ -44,6 +45,8 @@ class _Done:
 
     lr: float
     """Learning rate of the last optimizer step."""
+    factors: list[float] = field(default_factory=list[float])
+    """What the guard multiplied the learning rate by, in each minibatch."""
     applied: list[LossMetrics] = field(default_factory=list[LossMetrics])
     norms: dict[int, float] = field(default_factory=dict[int, float])
     """Gradient norm by the number of the minibatch, from 1."""
@@ -60,6 +63,7 @@ class _Done:
         if self.norms:
             combined["loss"] /= len(self.norms)
             combined["grad_norm"] = sum(self.norms.values()) / len(self.norms)
+            combined["guard_factor"] = sum(self.factors) / len(self.factors)
             combined |= {f"grad_norm_by_minibatch.{number}": norm for number, norm in self.norms.items()}
         return combined | {
             "lr": self.lr,
@@ -278,19 +282,21 @@ class PolicyTrainer:
         total = added(measured)
         if self.model.ranks.world > 1:
             total = over_ranks(total, self.model.ranks.add, self.model.ranks.maximum)
-        loss, *faults = _step_numbers(total)
+        loss, ratio, faults = _step_numbers(total)
         for each, values in zip(passes, compared, strict=True):  # after the loss, so that no copy waits for a forward pass
             if not each.is_filler:
                 used |= dict(zip(each.samples, np.split(values.cpu().numpy(), each.ends[:-1]), strict=True))
         done.seconds_forward_backward += time.perf_counter() - started
         try:
             self._objective.check(faults)
+            # A ratio that is no number has its cause in the loss or in the data, which `_update` names.
+            factor = self._objective.rate_factor(ratio) if math.isfinite(ratio) else math.nan
         except ConfigError:
             self._optimizer.zero_grad(set_to_none=True)
             raise
-        self._update(total, loss, lr, number, done)
+        self._update(total, loss, lr, factor, number, done)
 
-    def _update(self, measured: LossMetrics, loss: float, lr: float, number: int, done: _Done) -> None:
+    def _update(self, measured: LossMetrics, loss: float, lr: float, factor: float, number: int, done: _Done) -> None:
         started = time.perf_counter()
         if self.model.tensor_group is not None:
             sum_partial_gradients(self.model.parameters, self.model.tensor_group)
@@ -299,10 +305,14 @@ class PolicyTrainer:
             done.bad.append(f"the loss is {loss}")
         elif not math.isfinite(norm):
             done.bad.append(f"the gradient norm is {norm}")
+        elif not math.isfinite(factor):
+            done.bad.append("the effective sample size is no number")
         else:
+            lr *= factor
             set_learning_rate(self._optimizer, lr)
             self._optimizer.step()
             done.applied.append(measured)
+            done.factors.append(factor)
             done.norms[number] = norm
         done.lr = lr
         self._optimizer.zero_grad(set_to_none=True)
@@ -355,11 +365,12 @@ class PolicyTrainer:
             )
 
 
-def _step_numbers(total: LossMetrics) -> list[float]:
-    """Return the loss and the faults; one transfer from the device."""
+def _step_numbers(total: LossMetrics) -> tuple[float, float, list[float]]:
+    """Return the loss, the ratio of effective samples and the faults; one transfer from the device."""
     faults = total.sums.new_zeros(0) if total.faults is None else total.faults
-    at = SUMS.index("loss")
-    return torch.cat([total.sums[at : at + 1], faults]).tolist()
+    numbers: list[float] = torch.cat([total.sums, faults]).tolist()
+    sums = dict(zip(SUMS, numbers, strict=False))
+    return sums["loss"], ess_ratio(*(sums[name] for name in SAMPLE_WEIGHTS)), numbers[len(SUMS) :]
 
 
 def _why_skipped(batch: TrainBatch, bad: Sequence[str]) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,6 +22,9 @@ from agentrl.algo.slots import load_without_torch
 from agentrl.episode.checks import MAX_REWARD, check_reward_time
 from agentrl.errors import InvariantError
 from agentrl.types import Float32Array, Group, Sample, Trajectory
+
+GroupLogprobs: TypeAlias = Sequence[Sequence[Float32Array]]
+"""For each episode of a group and each of its turns: [output tokens] nats, under the trainer's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +43,26 @@ def advantages(group: Group, config: AlgorithmConfig) -> GroupAdvantages:
     return estimate
 
 
-def batch_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> list[GroupAdvantages]:
-    """Return the advantages of all groups of a batch.
+def batch_advantages(
+    groups: Sequence[Group], config: AlgorithmConfig, logprobs: Sequence[GroupLogprobs] | None = None
+) -> list[GroupAdvantages]:
+    """Return the advantages of all groups of a batch; `logprobs` are of the current policy, for a function that needs them.
 
     Raises:
         ConfigError: the function of the slot cannot be loaded, raised, or returned no sequence.
-        InvariantError: as `advantages_by`.
+        InvariantError: as `advantages_by`, or log-probs are needed and not given.
     """
     slot = config.slots.advantage
     function = load_without_torch(slot, Sequence)
-    estimates = [advantages_by(group, function, name=slot.name) for group in groups]
+    if "logprobs" not in slot.needs:
+        estimates = [advantages_by(group, function, name=slot.name) for group in groups]
+    elif logprobs is None:
+        raise InvariantError(f"algorithm.advantage: {slot.name} needs the log-probs of the trainer, and got none")
+    else:
+        estimates = [
+            advantages_by(group, partial(_with_logprobs, function, own), name=slot.name)
+            for group, own in zip(groups, logprobs, strict=True)
+        ]
     if "batch" not in slot.needs:
         return estimates
     tokens = [[_trained_tokens(episode) for episode in group.episodes] for group in groups]
@@ -55,6 +70,12 @@ def batch_advantages(groups: Sequence[Group], config: AlgorithmConfig) -> list[G
     return [
         GroupAdvantages(per_turn=tuple(values), zero_variance=not any(each.any() for each in values)) for values in whitened
     ]
+
+
+def _with_logprobs(
+    function: Callable[[Group, GroupLogprobs], Sequence[Float64Array]], logprobs: GroupLogprobs, group: Group
+) -> Sequence[Float64Array]:
+    return function(group, logprobs)
 
 
 def _trained_tokens(episode: Trajectory) -> Float64Array:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agentrl.algo.advantage import batch_advantages, token_advantages
+from agentrl.algo.advantage import GroupLogprobs, batch_advantages, token_advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.episode.summary import episode_metrics, history_counts, staleness_metrics, trained_record, uniform_outcome
 from agentrl.errors import StaleDataError
@@ -39,8 +39,16 @@ class PreparedBatch:
     """The advantage of each turn of each episode, in the order of the groups."""
 
 
-def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: AlgorithmConfig) -> PreparedBatch:
+def prepare_batch(
+    groups: Sequence[Group],
+    *,
+    version: int,
+    algorithm: AlgorithmConfig,
+    logprobs: Sequence[GroupLogprobs] | None = None,
+) -> PreparedBatch:
     """Return the batch for a trainer at policy `version`; `skip` is set where its gradient is exactly zero.
+
+    `logprobs` are those of `recomputed_logprobs`, for an advantage that needs them.
 
     Raises:
         StaleDataError: a token is over the bound and `staleness_policy` is not `mask`.
@@ -55,7 +63,7 @@ def prepare_batch(groups: Sequence[Group], *, version: int, algorithm: Algorithm
     dense = algorithm.slots.dense
     verified = [[verify(episode) for episode in group.episodes] for group in groups]
     names = _Names(groups)
-    for group, branches, estimate in zip(groups, verified, batch_advantages(groups, algorithm), strict=True):
+    for group, branches, estimate in zip(groups, verified, batch_advantages(groups, algorithm, logprobs), strict=True):
         zero_variance += estimate.zero_variance
         if estimate.zero_variance and (outcome := uniform_outcome(group.episodes)):
             uniform[outcome] += 1

@@ -35,6 +35,7 @@ from agentrl.engine.inflight import FinishedCall, FinishedCalls
 from agentrl.engine.journal import LoopState
 from agentrl.engine.parts import EngineParts, RunState
 from agentrl.engine.publishing import PROBE_TEXT, Publications, WeightPublisher
+from agentrl.engine.recomputed import recomputed_logprobs
 from agentrl.engine.skipped import SkippedSteps
 from agentrl.errors import (
     AgentRLError,
@@ -291,8 +292,10 @@ class TrainLoop:
         version = self._clock.trainer_version
         with self._board.waiting("the trainer", f"its worker to train batch {number}"), self._journal.timed("train_s"):
             self._held = None
+            needs_logprobs = "logprobs" in self._algorithm.slots.advantage.needs
+            logprobs = await recomputed_logprobs(self._trainer, compared) if needs_logprobs else None
             prepared = await anyio.to_thread.run_sync(
-                lambda: prepare_batch(compared, version=version, algorithm=self._algorithm)
+                lambda: prepare_batch(compared, version=version, algorithm=self._algorithm, logprobs=logprobs)
             )
             report = await self._train(prepared)
         self._check_logprobs(number, report)

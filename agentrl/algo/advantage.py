@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -24,6 +25,8 @@ from agentrl.errors import InvariantError
 from agentrl.types import Float32Array, Group, Sample, Trajectory
 
 ByTurn: TypeAlias = tuple[tuple[Float64Array, ...], ...]
+GroupLogprobs: TypeAlias = Sequence[Sequence[Float32Array]]
+"""For each episode of a group and each of its turns: [output tokens] nats, under the trainer's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +53,16 @@ def batch_advantages(
     groups: Sequence[Group],
     config: AlgorithmConfig,
     values: Sequence[Sequence[Sequence[Float32Array]]] | None = None,
+    logprobs: Sequence[GroupLogprobs] | None = None,
 ) -> list[GroupAdvantages]:
     """Return the advantages of all groups of a batch.
 
-    `values` are the critic's: for each group, episode and turn, [output tokens].
+    `values` are the critic's, for each group, episode and turn: [output tokens]. `logprobs` are of the current policy. Each
+    is given where the function needs it.
 
     Raises:
         ConfigError: the function of the slot cannot be loaded, raised, or returned no sequence.
-        InvariantError: as `advantages_by`.
+        InvariantError: as `advantages_by`, or log-probs are needed and not given.
     """
     slot = config.slots.advantage
     function = load_without_torch(slot, Sequence)
@@ -65,7 +70,15 @@ def batch_advantages(
         if values is None:
             raise InvariantError(f"algorithm.advantage: {slot.name} needs the critic's values, and the batch has none")
         return [_valued(group, function, own, slot.name) for group, own in zip(groups, values, strict=True)]
-    estimates = [advantages_by(group, function, name=slot.name) for group in groups]
+    if "logprobs" not in slot.needs:
+        estimates = [advantages_by(group, function, name=slot.name) for group in groups]
+    elif logprobs is None:
+        raise InvariantError(f"algorithm.advantage: {slot.name} needs the log-probs of the trainer, and got none")
+    else:
+        estimates = [
+            advantages_by(group, partial(_with_logprobs, function, own), name=slot.name)
+            for group, own in zip(groups, logprobs, strict=True)
+        ]
     if "batch" not in slot.needs:
         return estimates
     tokens = [[_trained_tokens(episode) for episode in group.episodes] for group in groups]
@@ -97,6 +110,12 @@ def _valued(
         raise InvariantError(f"algorithm.advantage: {name} has a value that is not finite for group {group.index}")
     nothing = not any(turn.any() for one in per_token for turn in one)
     return replace(checked, per_token=per_token, targets=targets, zero_variance=nothing)
+
+
+def _with_logprobs(
+    function: Callable[[Group, GroupLogprobs], Sequence[Float64Array]], logprobs: GroupLogprobs, group: Group
+) -> Sequence[Float64Array]:
+    return function(group, logprobs)
 
 
 def _trained_tokens(episode: Trajectory) -> Float64Array:

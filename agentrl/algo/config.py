@@ -14,6 +14,7 @@ from agentrl.algo.advantages import ADVANTAGES
 from agentrl.algo.companions import CriticConfig
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.filled import AlgorithmSlots, aggregate_of, filled
+from agentrl.algo.guard import GUARDS
 from agentrl.algo.keeps import KEEPS
 from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.presets import PRESETS
@@ -53,6 +54,10 @@ def _correction(given: object) -> dict[str, SlotValue]:
     return {part: slot_value(f"algorithm.correction.{part}", value, PARTS[part]) for part, value in fields.items()}
 
 
+def _guard_slot(given: object) -> SlotValue:
+    return slot_value("algorithm.guard", given, GUARDS)
+
+
 def _added_terms(given: object) -> tuple[SlotValue, ...]:
     several = cast("list[object]", list(given)) if isinstance(given, list | tuple) else [given]
     return tuple(slot_value("algorithm.terms", one, TERMS, main="weight") for one in several)
@@ -86,6 +91,9 @@ class AlgorithmConfig(Config):
     `{fixed: N}`, the sum over samples and N."""
     critic: CriticConfig | None = None
     """The model that predicts returns, for `turn_gae` and `token_gae`; none: there is none."""
+    guard: Annotated[SlotValue, BeforeValidator(_guard_slot)] = "none"
+    """What the learning rate of a minibatch is multiplied by, from its ratio of effective samples: `none` (1),
+    `effective_samples`, or a function."""
     max_staleness: int = Field(default=2, ge=0)
     """Published versions a trained token may be behind; 0 is synchronous RL."""
     staleness_policy: Literal["wait", "mask", "drop"] = "wait"
@@ -112,6 +120,7 @@ class AlgorithmConfig(Config):
             terms: object = ...,
             aggregate: object = ...,
             critic: object = ...,
+            guard: object = ...,
             max_staleness: int = ...,
             staleness_policy: Literal["wait", "mask", "drop"] = ...,
         ) -> None: ...
@@ -151,6 +160,7 @@ def _slots_of(config: AlgorithmConfig) -> AlgorithmSlots:
         correction=config.correction,
         terms=config.terms,
         aggregate=config.aggregate,
+        guard=config.guard,
         group_size=config.group_size,
         critic=config.critic is not None,
     )

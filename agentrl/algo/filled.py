@@ -8,6 +8,7 @@ from typing import Literal, cast
 
 from agentrl.algo.advantages import ADVANTAGES
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
+from agentrl.algo.guard import GUARDS
 from agentrl.algo.keeps import KEEPS
 from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.slots import Need, Slot, SlotValue, slot_of
@@ -52,6 +53,8 @@ class AlgorithmSlots:
     sequence: Slot
     terms: tuple[TermSlot, ...]
     aggregate: Literal["token", "turn", "sequence", "fixed"]
+    guard: Slot
+    """The factor of the learning rate."""
     fixed_length: int
     """Tokens of a sample by which `fixed` divides."""
     dense: bool
@@ -96,6 +99,7 @@ def filled(
     correction: Mapping[str, SlotValue],
     terms: Sequence[SlotValue],
     aggregate: str | Mapping[str, int],
+    guard: SlotValue,
     group_size: int,
     critic: bool = False,
 ) -> AlgorithmSlots:
@@ -136,6 +140,7 @@ def filled(
         sequence=sequence,
         terms=added,
         aggregate=cast("Literal['token', 'turn', 'sequence']", aggregate) if isinstance(aggregate, str) else "fixed",
+        guard=slot_of("algorithm.guard", guard, GUARDS),
         fixed_length=1 if isinstance(aggregate, str) else aggregate["fixed"],
         dense=bool(own_dense) or (loss.bundled is not None and loss.bundled.dense) or any(map(_is_dense, added)),
         needs=frozenset[Need]().union(

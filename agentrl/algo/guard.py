@@ -1,39 +1,64 @@
-"""A guard against stale data: the learning rate follows the effective sample size.
+"""A guard against stale data: the learning rate follows the effective sample size. No torch.
 
-Invariant: the factor is 1 where the data are fresh, and never above. No torch.
+Invariant: the factor is 1 where the data are fresh, and never above.
 
-Source: VCPO, https://github.com/mit-han-lab/vcpo: the variance of an importance-weighted gradient grows as 1 / ESS.
+Source: VCPO (Huang et al., arXiv 2602.17616): the variance of an importance-weighted gradient grows as 1 / ESS.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-import numpy as np
+from pydantic import Field
+
+from agentrl.algo.slots import Bundled, NoOptions
+from agentrl.config.base import Config
 
 
-def sequence_ess_ratio(log_weights: Sequence[float]) -> float:
-    """Return (sum W)^2 / (B sum W^2) of B sequences with the log weights `log_weights`, from 1 / B to 1 (Kong 1992).
+class EffectiveSamplesOptions(Config):
+    """Options of `effective_samples`."""
+
+    base: float = Field(default=1.0, gt=0, le=1)
+    """Ratio of effective samples from which on the learning rate is whole."""
+
+
+def ess_ratio(count: float, total: float, squares: float) -> float:
+    """Return (sum W)^2 / (n sum W^2) of n weights W, from 1 / n to 1 (Kong 1992); 1 for none.
 
     Example:
-        >>> sequence_ess_ratio([0.3, 0.3])
-        1.0
+        >>> ess_ratio(4, total=4.0, squares=16.0)
+        0.25
     """
-    if not log_weights:
-        return 1.0
-    logs = np.asarray(log_weights, np.float64)
-    weights = np.exp(logs - logs.max())
-    return min(float(weights.sum() ** 2 / (len(weights) * (weights**2).sum())), 1.0)
+    return min(total * total / (count * squares), 1.0) if count else 1.0
 
 
-def learning_rate_factor(ess_ratio: float, base: float = 1.0) -> float:
-    """Return sqrt(min(1, ess_ratio / base)), the factor of the learning rate.
+def learning_rate_factor(ratio: float, base: float = 1.0) -> float:
+    """Return sqrt(min(1, ratio / base)), the factor of the learning rate.
 
     Example:
         >>> learning_rate_factor(0.25)
         0.5
     """
-    if not (0 <= ess_ratio <= 1 and base > 0):
-        raise ValueError(f"expected an ess_ratio from 0 to 1 and a base above 0, got {ess_ratio} and {base}")
-    return math.sqrt(min(1.0, ess_ratio / base))
+    if not (0 <= ratio <= 1 and base > 0):
+        raise ValueError(f"expected a ratio from 0 to 1 and a base above 0, got {ratio} and {base}")
+    return math.sqrt(min(1.0, ratio / base))
+
+
+def unguarded(ratio: float, options: NoOptions) -> float:
+    """1: the learning rate is that of the schedule."""
+    return 1.0
+
+
+def effective_samples(ratio: float, options: EffectiveSamplesOptions) -> float:
+    """sqrt(min(1, ratio / base)), the ratio that of effective samples (arXiv 2602.17616)."""
+    return learning_rate_factor(ratio, options.base)
+
+
+GUARDS: dict[str, Bundled] = {
+    "none": Bundled(function="agentrl.algo.guard:unguarded", formula="1"),
+    "effective_samples": Bundled(
+        function="agentrl.algo.guard:effective_samples",
+        options=EffectiveSamplesOptions,
+        formula="sqrt(min(1, ESS / (samples * {base})))",
+    ),
+}

@@ -16,10 +16,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from agentrl.algo.guard import ess_ratio
 from agentrl.algo.loss_batch import Metric
 
 MAX_LOG_RATIO = 60.0
 """Log ratios are clamped to +-60 before `exp`: exp(60) = 1e26 times an advantage is finite."""
+MAX_SAMPLE_LOG_WEIGHT = 300.0
+"""Log weights of whole samples are clamped to +-300, so that their squares add up in float64."""
 
 
 class BehaviorWeights(NamedTuple):
@@ -94,6 +97,9 @@ _TOTALS = (
     "interrupted_fresh",
     "interrupted_fresh_difference",
     "weighted_surprise",
+    "samples",
+    "sample_weight",
+    "sample_weight_squared",
 )
 _AGE_STARTS = (0, 1, 2, 3, 4, 8)
 _TURN_STARTS = (0, 1, 2, 3, 4, 8, 16)
@@ -107,6 +113,8 @@ def bucket_labels(starts: Sequence[int]) -> tuple[str, ...]:
     return (*inner, f"{starts[-1]}_up")
 
 
+SAMPLE_WEIGHTS = ("samples", "sample_weight", "sample_weight_squared")
+"""Sums over whole samples, in the order of the arguments of `ess_ratio`."""
 AGES, TURNS = bucket_labels(_AGE_STARTS), bucket_labels(_TURN_STARTS)
 _BREAKDOWN = (
     *(f"{term}_by_age.{label}" for term in _AGE_TERMS for label in AGES),
@@ -226,6 +234,8 @@ def _described(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[s
         if sums[which]:
             combined[f"mean_{name}_difference"] = mean(f"{which}_difference", which)
             combined[f"max_{name}_difference"] = maxima[f"{which}_difference"]
+    if sums["samples"]:
+        combined["sample_ess_ratio"] = ess_ratio(*(sums[name] for name in SAMPLE_WEIGHTS))
     return combined | _breakdown_figures(sums)
 
 
@@ -238,12 +248,14 @@ def measure(
     clipped: Tensor | None,
     capped: Tensor | None,
     loss: Tensor,
+    sample_log_weights: Tensor,
     marks: Marks,
 ) -> LossMetrics:
     """Return the diagnostics of [T] tokens.
 
     `log_weight` is proximal - behavior, and `ratio` current / proximal. `clipped` and `capped` are bool: the tokens whose
-    loss or weight is limited; None: none is.
+    loss or weight is limited; None: none is. `sample_log_weights` are [..] float64, the log weights current / behavior of
+    whole samples; minus infinity is no sample.
     """
     weight = log_weight.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     difference = log_weight.abs()
@@ -273,8 +285,13 @@ def measure(
         "interrupted_fresh_difference": difference * (interrupted & fresh),
         "weighted_surprise": weight * -proximal,
     }
+    is_sample = sample_log_weights != -torch.inf
+    bounded = sample_log_weights.clamp(-MAX_SAMPLE_LOG_WEIGHT, MAX_SAMPLE_LOG_WEIGHT)
+    sample_weight = bounded.exp().masked_fill(~is_sample, 0.0)
+    samples = {"samples": is_sample, "sample_weight": sample_weight, "sample_weight_squared": sample_weight.square()}
     zero = torch.zeros((), dtype=torch.float64, device=log_weight.device)
-    totals = {name: term.sum(dtype=torch.float64) for name, term in terms.items()} | {"loss": loss.double()}
+    totals = {name: term.sum(dtype=torch.float64) for name, term in (terms | samples).items()}
+    totals["loss"] = loss.double()
     peaks = {"ratio": ratio} | {name: terms[name] for name in MAXIMA if name != "ratio"}
     return LossMetrics(
         sums=torch.cat([torch.stack([totals[name] for name in _TOTALS]), _breakdown_sums(terms, marks.ages, marks.turns)]),

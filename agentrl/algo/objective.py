@@ -56,6 +56,7 @@ class Objective:
         self._policy_loss = slots.policy_loss.load(TokenLoss)
         corrections = [slot for slot in (slots.token, slots.sequence) if slot.name != "none"]
         self._corrections = [slot.load(Weights) for slot in corrections]
+        self._guard = slots.guard.load(float)
         self._terms = [_Term(slot=term, function=term.slot.load(TokenLoss)) for term in slots.terms]
         loaded = [self._policy_loss, *self._corrections, *(term.function for term in self._terms)]
         self._functions = [self._proximal, *loaded]
@@ -115,6 +116,7 @@ class Objective:
                 clipped=policy_loss.clipped,
                 capped=capped,
                 loss=loss,
+                sample_log_weights=_by_sample(batch.current_logprobs - batch.behavior_logprobs, batch.sample),
                 marks=marks or Marks(),
             )
         return LossOutput(loss, proximal, replace(metrics, own=own, faults=torch.stack(faults)))
@@ -129,6 +131,20 @@ class Objective:
                     f"{function.where} returned NaN or infinity for finite log-probs and advantages, in {count:g} "
                     "microbatches of a minibatch; the weights are unchanged. Bound its exponents and divisors"
                 )
+
+    def rate_factor(self, ratio: float) -> float:
+        """Return the factor of the learning rate at this ratio of effective samples, from 0 to 1.
+
+        Raises:
+            ConfigError: the function of the slot raised, or returned something else.
+        """
+        factor = self._guard(ratio)
+        if not 0 <= factor <= 1:
+            raise ConfigError(
+                f"{self._guard.where} returned {factor} for {ratio:g} effective samples a sample; return a factor of the "
+                "learning rate from 0 to 1; the weights are unchanged"
+            )
+        return factor
 
     def _check_metrics(self, own: Mapping[str, Metric]) -> None:
         found = [(name, metric.kind) for name, metric in own.items()]
@@ -165,6 +181,14 @@ def _unusable(*tensors: Tensor) -> Tensor:
     """Return, as a float64 scalar, 1 if a value is NaN or infinite, else 0; nothing waits for the device."""
     found = [~torch.isfinite(each.detach()).all() for each in tensors]
     return torch.stack(found).any().double()
+
+
+def _by_sample(log_weights: Tensor, sample: Tensor) -> Tensor:
+    """Return [T] float64 sums over each sample, at the place of its number; minus infinity where there is none."""
+    values = log_weights.detach().double()
+    sums = values.new_zeros(len(values)).index_add(0, sample, values)
+    tokens = values.new_zeros(len(values)).index_add(0, sample, torch.ones_like(values))
+    return sums.masked_fill(tokens == 0, -torch.inf)
 
 
 def _of_term(term: _Term, loss: Tensor, weight: float) -> dict[str, Metric]:

@@ -79,7 +79,13 @@ PRESETS: Mapping[str, Preset] = {
         source="prime-rl, trainer/rl/loss.py, default_loss_fn: DPPO-TV 0.2/0.2 and 1e-3 * (log w)^2",
     ),
     "vcpo": Preset(
-        fields={"advantage": "rloo", "policy_loss": "reinforce", "correction": {"token": "none"}, "aggregate": "sequence"},
-        source="VCPO: policy gradient over sequence weights; its learning-rate rule is not part of the slots",
+        fields={
+            "advantage": {"off_policy_baseline": {"normalize_std": True}},
+            "policy_loss": "reinforce",
+            "correction": {"token": "none", "sequence": {"sequence_truncate": {"cap": 8.0, "segment": "sample"}}},
+            "aggregate": "sequence",
+            "guard": {"effective_samples": {"base": 1.0}},
+        },
+        source="VCPO, arXiv 2602.17616, and its script for MATH: weights up to 8, baseline over spread, ESS base 1",
     ),
 }

@@ -20,8 +20,9 @@ from agentrl.user_code import import_user_object
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
-Need: TypeAlias = Literal["entropy", "reference", "values", "batch"]
-"""A thing that is computed only where a slot needs it; `batch`: the spread of all groups of a step."""
+Need: TypeAlias = Literal["entropy", "reference", "values", "batch", "logprobs"]
+"""A thing that is computed only where a slot needs it; `batch`: the spread of all groups of a step; `logprobs`: those of the
+sampled tokens under the trainer's weights, before the advantages."""
 SlotValue: TypeAlias = str | dict[str, dict[str, object]]
 """A function, as the run file names it, or with options: `{name: {option: value}}`."""
 
@@ -85,7 +86,15 @@ class Slot:
         Raises:
             ConfigError: there is no such function, or it does not take these options.
         """
-        found = import_user_object(self.function, self.field)
+        try:
+            found = import_user_object(self.function, self.field)
+        except ConfigError as error:
+            if not isinstance(error.__cause__, ModuleNotFoundError):
+                raise
+            raise ConfigError(
+                f"{error}; {self.name} is imported where it runs, a loss in the process of the trainer: put its module into "
+                "the directory in which the run starts, or install it there"
+            ) from error
         if not callable(found):
             raise ConfigError(f"{self.field}: {self.function} is no function but a {type(found).__name__}")
         function = cast("Callable[..., Result]", found)

@@ -55,7 +55,7 @@ def prepare_batch(verified: VerifiedGroups, *, version: int, algorithm: Algorith
     by_turn: list[tuple[float, ...]] = []
     dense = algorithm.slots.dense
     names = _Names(groups)
-    estimates = batch_advantages(groups, algorithm, verified.values)
+    estimates = batch_advantages(groups, algorithm, verified.values, verified.logprobs)
     values = verified.values or [None] * len(groups)
     for group, branches, estimate, of_group in zip(groups, verified.branches, estimates, values, strict=True):
         zero_variance += estimate.zero_variance

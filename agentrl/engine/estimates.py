@@ -13,7 +13,9 @@ from typing import TypeAlias
 import anyio.to_thread
 import numpy as np
 
+from agentrl.algo.advantage import GroupLogprobs
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.engine.recomputed import recomputed_logprobs
 from agentrl.tokens.verify import verify
 from agentrl.trainer.base import Trainer
 from agentrl.types import Float32Array, Group, Int32Array, Sample
@@ -31,6 +33,8 @@ class VerifiedGroups:
     """For each group and episode: its branches."""
     values: ByTurn | None = None
     """Of the critic; None: there is none."""
+    logprobs: Sequence[GroupLogprobs] | None = None
+    """Under the trainer's weights; None: the advantage does not need them."""
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> VerifiedGroups:
@@ -39,7 +43,7 @@ class VerifiedGroups:
 
 
 async def verified_groups(groups: Sequence[Group], trainer: Trainer, algorithm: AlgorithmConfig) -> VerifiedGroups:
-    """Return `groups` with their branches, and with the values that `algorithm` needs.
+    """Return `groups` with their branches, and with the values and log-probs that `algorithm` needs.
 
     Raises:
         InvariantError: a branch does not reproduce what its server saw.
@@ -50,6 +54,8 @@ async def verified_groups(groups: Sequence[Group], trainer: Trainer, algorithm: 
     if "values" in algorithm.slots.needs:
         values = await trainer.values(_sequences(found.branches))
         found = replace(found, values=by_turn(groups, found.branches, values))
+    if "logprobs" in algorithm.slots.advantage.needs:
+        found = replace(found, logprobs=await recomputed_logprobs(trainer, groups))
     return found
 
 

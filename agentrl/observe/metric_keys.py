@@ -187,7 +187,12 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "ratio",
             "L2 norm of the change of all weights in the last optimizer step, over the norm of the weights",
         ),
-        ("trainer.lr", "rate", "learning rate of the last optimizer step"),
+        ("trainer.lr", "rate", "learning rate of the last optimizer step, after `algorithm.guard`"),
+        (
+            "trainer.guard_factor",
+            "ratio",
+            "what `algorithm.guard` multiplied the learning rate by, mean over the optimizer steps; 1 without one",
+        ),
         ("trainer.optimizer_steps", "steps", "optimizer steps taken"),
         ("trainer.bad_minibatches", "minibatches", "left out because loss or gradient was not finite"),
         ("trainer.tokens", "tokens", "of the batch's branches, contexts included"),
@@ -200,6 +205,12 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("trainer.kl_behavior_proximal_k1", "nats per token", "KL(behavior, proximal) by the estimator -log w"),
         ("trainer.kl_behavior_proximal_k3", "nats per token", "the same by w - 1 - log w, which is never negative"),
         ("trainer.effective_sample_size", "share", "(sum w)^2 / (n sum w^2); 1 where all behavior weights are equal"),
+        (
+            "trainer.sample_ess_ratio",
+            "share",
+            "(sum W)^2 / (n sum W^2), W = current / behavior of a whole branch before its optimizer step; of the branches "
+            "that have a gradient",
+        ),
         ("trainer.behavior_weight_mean", "ratio", "of w = exp(proximal - behavior), before the cap"),
         ("trainer.behavior_weight_max", "ratio", "largest w, before the cap"),
         ("trainer.behavior_log_weight_mean", "nats", "mean of abs(log w), staleness included"),

@@ -230,7 +230,8 @@ def _loss(config: RunConfig) -> str:
     passes = f"{trainer.minibatches * trainer.epochs} optimizer step(s) around {slots.proximal.formula}"
     if trainer.minibatches * trainer.epochs == 1 and slots.recomputes_proximal:
         passes = "1 minibatch: r is always 1 and clipping never acts"
-    return f"{slots.formula}; {passes}; AdamW lr {trainer.lr:g}"
+    guard = "" if slots.guard.name == "none" else f" * {slots.guard.formula}"
+    return f"{slots.formula}; {passes}; AdamW lr {trainer.lr:g}{guard}"
 
 
 def _critic(config: RunConfig, critic: CriticConfig) -> str:

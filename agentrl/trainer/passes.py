@@ -97,10 +97,7 @@ def forward_pass(
     values: bool = False,
     share: bool = False,
 ) -> ForwardPass:
-    """Return the pass over the samples at `places[i]` of `batch`, cut to `lengths[i]`, for each i of `dealt`.
-
-    With `share` it is a tree.
-    """
+    """Return the pass, with `share` a tree, over the samples at `places[i]`, cut to `lengths[i]`, for each i of `dealt`."""
     chosen, cuts = [places[i] for i in dealt.samples], [lengths[i] for i in dealt.samples]
     items = [batch.samples[at] for at in chosen]
     samples = [item.sample for item in items]

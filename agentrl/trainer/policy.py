@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.loss import SUMS, LossMetrics, added, combine, over_ranks
+from agentrl.algo.guard import ess_ratio
+from agentrl.algo.loss import SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, over_ranks
 from agentrl.algo.objective import Objective
 from agentrl.algo.packing import DealtPass, deal, split_minibatches
 from agentrl.algo.prefixes import plan_passes
@@ -46,6 +47,8 @@ class _Done:
 
     lr: float
     """Learning rate of the last optimizer step."""
+    factors: list[float] = field(default_factory=list[float])
+    """What the guard multiplied the learning rate by, in each minibatch."""
     applied: list[LossMetrics] = field(default_factory=list[LossMetrics])
     norms: dict[int, float] = field(default_factory=dict[int, float])
     """Gradient norm by the number of the minibatch, from 1."""
@@ -64,6 +67,7 @@ class _Done:
         if self.norms:
             combined["loss"] /= len(self.norms)
             combined["grad_norm"] = sum(self.norms.values()) / len(self.norms)
+            combined["guard_factor"] = sum(self.factors) / len(self.factors)
             combined |= {f"grad_norm_by_minibatch.{number}": norm for number, norm in self.norms.items()}
         if self.critic_norms:
             combined["by_slot.value.grad_norm"] = sum(self.critic_norms) / len(self.critic_norms)
@@ -317,19 +321,21 @@ class PolicyTrainer:
         total = added(measured)
         if self.model.ranks.world > 1:
             total = over_ranks(total, self.model.ranks.add, self.model.ranks.maximum)
-        loss, *faults = _step_numbers(total)
+        loss, ratio, faults = _step_numbers(total)
         for each, values in zip(passes, compared, strict=True):  # after the loss, so that no copy waits for a forward pass
             if not each.is_filler:
                 used |= dict(zip(each.samples, np.split(values.cpu().numpy(), each.ends[:-1]), strict=True))
         done.seconds_forward_backward += time.perf_counter() - started
         try:
             self._objective.check(faults)
+            # A ratio that is no number has its cause in the loss or in the data, which `_update` names.
+            factor = self._objective.rate_factor(ratio) if math.isfinite(ratio) else math.nan
         except ConfigError:
             self._forget_gradients()
             raise
-        self._update(total, loss, lr, number, done)
+        self._update(total, loss, lr, factor, number, done)
 
-    def _update(self, measured: LossMetrics, loss: float, lr: float, number: int, done: _Done) -> None:
+    def _update(self, measured: LossMetrics, loss: float, lr: float, factor: float, number: int, done: _Done) -> None:
         started = time.perf_counter()
         if self.model.tensor_group is not None:
             sum_partial_gradients(self.model.parameters, self.model.tensor_group)
@@ -337,21 +343,24 @@ class PolicyTrainer:
         problem = f"the loss is {loss}" if not math.isfinite(loss) else None
         if problem is None and not math.isfinite(norm):
             problem = f"the gradient norm is {norm}"
+        if problem is None and not math.isfinite(factor):
+            problem = "the effective sample size is no number"
         warming = False
         if self._critic is not None:
             warming = self._state.steps < self._critic.warmup_steps
-            factor = lr / self._config.lr
-            critic_norm = self._critic.update(self._critic.lr * factor, apply=problem is None)
+            critic_norm = self._critic.update(self._critic.lr * lr / self._config.lr, apply=problem is None)
             if problem is None and not math.isfinite(critic_norm):
                 problem = f"the gradient norm of the critic is {critic_norm}"
             done.critic_norms.append(critic_norm)
         if problem is not None:
             done.bad.append(problem)
         else:
+            lr *= factor
             set_learning_rate(self._optimizer, lr)
             if not warming:
                 self._optimizer.step()
             done.applied.append(measured)
+            done.factors.append(factor)
             done.norms[number] = norm
         done.lr = 0.0 if warming else lr
         self._forget_gradients()
@@ -409,11 +418,12 @@ class PolicyTrainer:
             )
 
 
-def _step_numbers(total: LossMetrics) -> list[float]:
-    """Return the loss and the faults; one transfer from the device."""
+def _step_numbers(total: LossMetrics) -> tuple[float, float, list[float]]:
+    """Return the loss, the ratio of effective samples and the faults; one transfer from the device."""
     faults = total.sums.new_zeros(0) if total.faults is None else total.faults
-    at = SUMS.index("loss")
-    return torch.cat([total.sums[at : at + 1], faults]).tolist()
+    numbers: list[float] = torch.cat([total.sums, faults]).tolist()
+    sums = dict(zip(SUMS, numbers, strict=False))
+    return sums["loss"], ess_ratio(*(sums[name] for name in SAMPLE_WEIGHTS)), numbers[len(SUMS) :]
 
 
 def _why_skipped(batch: TrainBatch, bad: Sequence[str]) -> str:

@@ -62,7 +62,7 @@ def decoupled_ppo_loss(
         advantages=chosen(advantages).detach(),
         ages=zeros,
         turn=zeros,
-        sample=zeros,
+        sample=torch.arange(len(current)),
         group=zeros,
         role=zeros,
         player=zeros,

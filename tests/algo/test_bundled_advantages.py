@@ -6,13 +6,14 @@ import importlib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from agentrl.algo.advantages import ADVANTAGES
-from agentrl.algo.advantages.advantage_options import EpisodeOptions, GaeOptions, PassAtKOptions
-from agentrl.algo.advantages.episodes import best_of_k, max_rl
+from agentrl.algo.advantages.advantage_options import EpisodeOptions, GaeOptions, OffPolicyOptions, PassAtKOptions
+from agentrl.algo.advantages.episodes import best_of_k, max_rl, off_policy_baseline
 from agentrl.algo.advantages.episodes import episode as by_episode
 from agentrl.algo.advantages.gae import gae, token_gae, turn_gae
 from agentrl.algo.advantages.players import Float64Array
@@ -22,7 +23,7 @@ from agentrl.algo.slots import NoOptions
 from agentrl.errors import InvariantError
 from agentrl.testing import check_advantage
 from agentrl.testing.properties.timed_trees import Environment, forked_while_running, hindsight, paid_late, racing_branches
-from agentrl.types import Group
+from agentrl.types import Float32Array, Group
 from tests.algo.build import episode, group, linear, turn
 
 
@@ -107,6 +108,78 @@ GOLDEN: Mapping[str, Sequence[float]] = {
     "pass_at_k": [4 / 3, 0.0, 0.0, 16 / 3],
     "optimal_baseline": [0.0, -4 / 3, -4 / 3, 8 / 3],
 }
+
+
+def recorded(group: Group) -> list[list[Float32Array]]:
+    """Return the log-probs of a trainer with the weights that sampled."""
+    return [[turn.output_logprobs for turn in one.turns] for one in group.episodes]
+
+
+def on_policy(group: Group, options: OffPolicyOptions) -> Sequence[Float64Array]:
+    return off_policy_baseline(group, options, recorded(group))
+
+
+def test_the_off_policy_baseline_of_the_others_gives_the_policy_gradient_and_with_the_own_episode_it_climbs() -> None:
+    check_advantage(on_policy, OffPolicyOptions(leave_one_out=True), bias="none")
+    check_advantage(on_policy, OffPolicyOptions(), bias="direction")
+
+
+def moved(group: Group, logs: Sequence[float]) -> list[list[Float32Array]]:
+    """Return the log-probs of a trainer whose log-prob of the first token of each episode differs by `logs`."""
+    found = recorded(group)
+    for own, by in zip(found, logs, strict=True):
+        own[0] = own[0] + np.eye(1, len(own[0]), dtype=np.float32)[0] * np.float32(by)
+    return found
+
+
+def test_the_off_policy_baseline_weighs_returns_by_squared_weights_and_energy() -> None:
+    played, logs = group([linear([value]) for value in RETURNS]), [-0.5, 0.25, 0.0, -1.0]
+    current = moved(played, logs)
+    masses = [
+        math.exp(2 * by) * sum((1 - math.exp(value)) ** 2 for value in own[0].tolist())
+        for by, own in zip(logs, current, strict=True)
+    ]
+    baseline = sum(mass * value for mass, value in zip(masses, RETURNS, strict=True)) / sum(masses)
+    expected = [value - baseline for value in RETURNS]
+    got = off_policy_baseline(played, OffPolicyOptions(), current)
+    assert [float(values[0]) for values in got] == pytest.approx(expected, rel=1e-6)
+    normalized = off_policy_baseline(played, OffPolicyOptions(normalize_std=True), current)
+    spread = math.sqrt(sum((value - 1) ** 2 for value in RETURNS) / 4)
+    assert [float(values[0]) for values in normalized] == pytest.approx([value / spread for value in expected], rel=1e-6)
+
+
+def test_an_episode_that_outweighs_the_others_is_its_own_baseline_and_equal_returns_teach_nothing() -> None:
+    played = group([linear([value]) for value in RETURNS])
+    far = off_policy_baseline(played, OffPolicyOptions(), moved(played, [200.0, 0.0, 0.0, 0.0]))
+    assert [float(values[0]) for values in far] == pytest.approx([0.0, -1.0, -1.0, 2.0])
+    alike = group([linear([0.1])] * 3)
+    same = off_policy_baseline(alike, OffPolicyOptions(normalize_std=True), moved(alike, [3.0, 0.0, -3.0]))
+    assert [values.tolist() for values in same] == [[0.0]] * 3
+
+
+def test_off_policy_the_others_baseline_keeps_the_gradient_and_the_whole_one_has_less_variance() -> None:
+    """A coin that wins by chance q is weighed to chance p: the gradient by the log-odds is p (1 - p)."""
+    p, q, members = 0.7, 0.4, 3
+    moments = {leave: [0.0, 0.0] for leave in (True, False)}
+    for wins in itertools.product((0.0, 1.0), repeat=members):
+        chance = math.prod(q if win else 1 - q for win in wins)
+        weights = [p / q if win else (1 - p) / (1 - q) for win in wins]
+        played = group(
+            [
+                episode([replace(turn(win, None), output_logprobs=np.log([q if win else 1 - q]).astype(np.float32))])
+                for win in wins
+            ]
+        )
+        current = [[np.log([p if win else 1 - p]).astype(np.float32)] for win in wins]
+        for leave, sums in moments.items():
+            values = off_policy_baseline(played, OffPolicyOptions(leave_one_out=leave), current)
+            parts = [w * float(v[0]) * (win - p) for w, v, win in zip(weights, values, wins, strict=True)]
+            estimate = sum(parts) / members
+            sums[0] += chance * estimate
+            sums[1] += chance * estimate**2
+    assert moments[True][0] == pytest.approx(p * (1 - p), rel=1e-5)
+    variances = {leave: second - first**2 for leave, (first, second) in moments.items()}
+    assert variances[False] < variances[True]
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -307,6 +307,7 @@ def test_diagnostics_equal_their_definitions(seed: int) -> None:
         "cap_fraction_positive": share(w > 2.0, a > 0),
         "cap_fraction_negative": share(w > 2.0, a < 0),
         "entropy": float((w * -case.proximal[kept]).sum() / w.sum()),
+        "sample_ess_ratio": float((u * w).sum() ** 2 / (len(w) * ((u * w) ** 2).sum())),  # each token is a sample
         "by_slot.mask.kept": float((w <= 2.0).double().mean()),
     }
     assert combine([out.metrics]) == pytest.approx(expected, rel=1e-6)

@@ -23,9 +23,11 @@ from tests.support.tiny import tiny_checkpoint
 from tests.trainer.helpers import load_plain, random_batch, save_checkpoint, state_bytes
 
 
-def _trainer(path: Path) -> PolicyTrainer:
+def _trainer(path: Path, **algorithm: object) -> PolicyTrainer:
     config = TrainerConfig(lr=1e-3, minibatches=2, weight_decay=0.01, warmup_steps=2, schedule="cosine")
-    return PolicyTrainer(PolicyModel(path, device=torch.device("cpu")), config, AlgorithmConfig(), total_steps=10)
+    return PolicyTrainer(
+        PolicyModel(path, device=torch.device("cpu")), config, AlgorithmConfig.model_validate(algorithm), total_steps=10
+    )
 
 
 def _tiny(root: Path, steps: int) -> Path:
@@ -40,14 +42,14 @@ def _tiny(root: Path, steps: int) -> Path:
 
 def test_a_restored_run_goes_on_bit_for_bit_like_the_uninterrupted_one(tmp_path: Path, checkpoint: Path) -> None:
     batches = [random_batch(version=version, seed=version) for version in range(1, 6)]
-    straight = _trainer(checkpoint)
+    straight = _trainer(checkpoint, guard="effective_samples")
     for batch in batches[:3]:
         straight.step(batch)
     save_checkpoint(straight, tmp_path / "step-3")
     expected = [straight.step(batch).metrics for batch in batches[3:]]
 
     torch.manual_seed(99)
-    resumed = _trainer(checkpoint)
+    resumed = _trainer(checkpoint, guard="effective_samples")
     resumed.restore(read_checkpoint(tmp_path / "step-3"))
     metrics = [resumed.step(batch).metrics for batch in batches[3:]]
 

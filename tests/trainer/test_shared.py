@@ -47,8 +47,9 @@ def computed(model: PolicyModel, trees: list[tuple[Int32Array, BoolArray]], *, s
     ids, masks = zip(*trees, strict=True)
     batch = model.microbatch(ids, masks, share=share, entropy=True)
     outputs = model.outputs(batch)
-    weights = torch.linspace(-1, 1, len(outputs.logprobs))
+    assert outputs.logprobs is not None
     assert outputs.entropy is not None
+    weights = torch.linspace(-1, 1, len(outputs.logprobs))
     ((outputs.logprobs + 0.1 * outputs.entropy) * weights).sum().backward()
     found = {name: parameter.grad for name, parameter in model.parameters.items() if parameter.grad is not None}
     model.module.zero_grad(set_to_none=True)

@@ -175,3 +175,39 @@ def test_a_center_without_a_forward_pass_needs_none(checkpoint: Path) -> None:
         metrics = trainer.step(batch).metrics
         assert "max_logprob_difference" not in metrics  # there is nothing to compare the servers with
         assert metrics["optimizer_steps"] == 2
+
+
+def test_the_guard_scales_the_learning_rate_of_each_minibatch_by_its_effective_samples(checkpoint: Path) -> None:
+    batch = random_batch()
+    guarded = trainer_of(checkpoint, {"guard": "effective_samples"})
+    alone = trainer_of(checkpoint, {})
+    metrics, before = guarded.step(batch).metrics, alone.step(batch).metrics
+    model = load_plain(checkpoint)
+    with torch.no_grad():
+        logs = [
+            float(
+                (full_logprobs(model, item.sample) - torch.tensor(item.sample.behavior_logprobs[1:])).double()[trained].sum()
+            )
+            for item in batch.samples
+            for trained in [torch.tensor(item.sample.loss_mask[1:])]
+        ]
+    weights = np.exp(logs)
+    ratio = weights.sum() ** 2 / (len(weights) * (weights**2).sum())
+    assert ratio < 0.9
+    assert metrics["sample_ess_ratio"] == before["sample_ess_ratio"] == pytest.approx(ratio, rel=1e-3)
+    assert metrics["guard_factor"] == pytest.approx(ratio**0.5, rel=1e-3)
+    assert (before["guard_factor"], before["lr"]) == (1.0, 1e-3)
+    assert metrics["lr"] == 1e-3 * metrics["guard_factor"]
+
+
+def test_a_guard_of_the_user_that_returns_no_factor_leaves_the_weights(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_slot_guards.py").write_text("def half(ratio): return 0.5\ndef double(ratio): return 2.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert trainer_of(checkpoint, {"guard": "my_slot_guards:half"}).step(random_batch()).metrics["lr"] == 5e-4
+    trainer = trainer_of(checkpoint, {"guard": "my_slot_guards:double"})
+    before = weights_of(trainer)
+    with pytest.raises(ConfigError, match=r"algorithm\.guard: my_slot_guards:double returned 2\.0 .* from 0 to 1"):
+        trainer.step(random_batch())
+    assert torch.equal(weights_of(trainer), before)

@@ -10,6 +10,7 @@ from agentrl.algo.advantages.advantage_options import (
     EpisodeOptions,
     GaeOptions,
     GrpoOptions,
+    OffPolicyOptions,
     OptimalBaselineOptions,
     PassAtKOptions,
     ReinforcePlusPlusOptions,
@@ -47,6 +48,12 @@ ADVANTAGES: dict[str, Bundled] = {
         function="agentrl.algo.advantages.turn_returns:optimal_baseline",
         options=OptimalBaselineOptions,
         formula="G - sum of the others' W G / sum of their W, W = sum of (1 - p)^2",
+    ),
+    "off_policy_baseline": Bundled(
+        function="agentrl.algo.advantages.episodes:off_policy_baseline",
+        options=OffPolicyOptions,
+        formula="R - sum of W^2 g R / sum of W^2 g, W = current / behavior of the episode, g = sum of (1 - p)^2",
+        needs=frozenset({"logprobs"}),
     ),
     "turn_gae": Bundled(
         function="agentrl.algo.advantages.gae:turn_gae",

@@ -48,6 +48,15 @@ class ReinforcePlusPlusOptions(Config):
     """`group` subtracts the mean of the group before the batch is normalized."""
 
 
+class OffPolicyOptions(Config):
+    """Options of `off_policy_baseline`."""
+
+    leave_one_out: bool = False
+    """Leave an episode out of its own baseline: nothing is biased, and one that outweighs the others keeps its noise."""
+    normalize_std: bool = False
+    """Divide by the standard deviation of the group's returns, over n."""
+
+
 class PassAtKOptions(Config):
     """Options of `pass_at_k`."""
 

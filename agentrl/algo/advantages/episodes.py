@@ -11,7 +11,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from agentrl.algo.advantages.advantage_options import EpisodeOptions, GrpoOptions, PassAtKOptions, ReinforcePlusPlusOptions
+from agentrl.algo.advantages.advantage_options import (
+    EpisodeOptions,
+    GrpoOptions,
+    OffPolicyOptions,
+    PassAtKOptions,
+    ReinforcePlusPlusOptions,
+)
 from agentrl.algo.advantages.players import (
     Float64Array,
     exact_mean,
@@ -21,7 +27,7 @@ from agentrl.algo.advantages.players import (
     players_of,
 )
 from agentrl.algo.slots import NoOptions
-from agentrl.types import Group
+from agentrl.types import Float32Array, Group, Trajectory
 
 
 def episode(group: Group, options: EpisodeOptions) -> Sequence[Float64Array]:
@@ -110,6 +116,44 @@ def best_of_k(group: Group, options: PassAtKOptions) -> Sequence[Float64Array]:
         return result
 
     return _by_returns(group, rule)
+
+
+def off_policy_baseline(
+    group: Group, options: OffPolicyOptions, logprobs: Sequence[Sequence[Float32Array]]
+) -> Sequence[Float64Array]:
+    """A = R - b, b = sum of W^2 g R / sum of W^2 g over the group (VCPO, arXiv 2602.17616: least variance off policy).
+
+    W is current / behavior of all tokens of an episode. The authors' g is the squared norm of the gradient of its log-prob;
+    here it is the sum of (1 - p)^2 over its tokens, as in `optimal_baseline`. `logprobs` has, for each episode and turn,
+    [output tokens] under the current policy.
+    """
+    values: dict[str, Float64Array] = {}
+    for player, returns in _returns(group).items():
+        values[player] = np.zeros_like(returns)
+        if len(returns) < 2 or is_rounding(returns - exact_mean(returns), returns):
+            continue
+        parts = [_log_weight_and_energy(one, own, player) for one, own in zip(group.episodes, logprobs, strict=True)]
+        logs, energies = np.array(parts).T
+        masses = np.exp(2 * (logs - logs.max())) * energies
+        counted = ~np.eye(len(returns), dtype=np.bool_) if options.leave_one_out else np.ones((len(returns),) * 2, np.bool_)
+        shares = np.where(counted, masses, 0.0)
+        # Where no other episode has a mass, all of them count alike.
+        shares = np.where(shares.any(1, keepdims=True), shares, counted)
+        values[player] = returns - (shares @ returns) / shares.sum(1)
+        if options.normalize_std:
+            largest = float(np.abs(returns).max())
+            values[player] /= largest * float(np.std(returns / largest))
+    return _per_turn(group, values)
+
+
+def _log_weight_and_energy(episode: Trajectory, logprobs: Sequence[Float32Array], player: str) -> tuple[float, float]:
+    """Return log W and g of the trained turns of `player`."""
+    chosen = [at for at, turn in enumerate(episode.turns) if turn.in_loss and turn.player == player]
+    current = [logprobs[at].astype(np.float64) for at in chosen]
+    weight = math.fsum(
+        float((own - episode.turns[at].output_logprobs).sum()) for at, own in zip(chosen, current, strict=True)
+    )
+    return weight, math.fsum(float(((1 - np.exp(own)) ** 2).sum()) for own in current)
 
 
 def _by_returns(group: Group, rule: Callable[[Float64Array], Float64Array]) -> Sequence[Float64Array]:

@@ -31,7 +31,7 @@ _DENSE = {
     "lr": 5e-5,
     "microbatch_tokens": 1,
     "epochs": 2,
-    "algorithm": {"policy_loss": "gspo", "terms": [{"entropy": 0.1}], "aggregate": "turn"},
+    "algorithm": {"policy_loss": "gspo", "terms": [{"entropy": 0.1}], "aggregate": "turn", "guard": "effective_samples"},
 }
 
 _Case = tuple[Architecture, dict[str, Any]]

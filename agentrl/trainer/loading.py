@@ -30,6 +30,7 @@ from transformers.core_model_loading import (
 )
 
 from agentrl.errors import ConfigError, WeightSyncError
+from agentrl.trainer.adapter import is_adapter_parameter
 from agentrl.trainer.parallel.shard import held_box
 from agentrl.trainer.parallel.snapshot import torch_tensor
 from agentrl.weights.tensors import WEIGHTS_FILE, WEIGHTS_INDEX_FILE, Index, StoredTensor, read_safetensors
@@ -162,7 +163,7 @@ def plan_reading(
     renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
     converters = [each for each in transforms if isinstance(each, WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
-    wanted = module.state_dict()
+    wanted = {name: tensor for name, tensor in module.state_dict().items() if not is_adapter_parameter(name)}
     same: dict[str, str] = {}
     grouped: dict[str, list[tuple[str, str]]] = {}
     unexpected: list[str] = []

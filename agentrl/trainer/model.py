@@ -29,6 +29,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from agentrl.errors import ConfigError, InvariantError
+from agentrl.trainer.adapter import Adapter, choose_trained, is_adapter_parameter
+from agentrl.trainer.config import LoraConfig
 from agentrl.trainer.loading import (
     conversions_of,
     empty_model,
@@ -44,6 +46,7 @@ from agentrl.trainer.parallel.snapshot import raw_tensor, snapshot
 from agentrl.trainer.parallel.tensor import VocabularyPart, split_block, split_vocabulary, vocabulary_part
 from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
 from agentrl.types import BoolArray, Float32Array, Int32Array
+from agentrl.weights.adapter import AdapterBase, base_digest, check_base, is_adapter
 from agentrl.weights.tensors import RawTensor, StoredTensor
 
 
@@ -93,7 +96,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 class PolicyModel:
-    """The trained model: float32 weights, of which a forward pass in bfloat16 uses copies."""
+    """The trained model: float32 weights, of which a bfloat16 pass uses copies, or an adapter on a frozen base."""
 
     def __init__(
         self,
@@ -104,6 +107,9 @@ class PolicyModel:
         gradient_checkpointing: bool = False,
         max_logits: int = 1 << 27,
         ranks: Ranks | None = None,
+        lora: LoraConfig | None = None,
+        trainable: str | None = None,
+        seed: int = 0,
     ) -> None:
         """Load the HF checkpoint at `path` onto `device`.
 
@@ -115,6 +121,9 @@ class PolicyModel:
             max_logits: logits (n x V) that are made at once, 0.5 GiB by default; more are computed in slices and recomputed
                 in the backward pass. Affects memory, never the result.
             ranks: the processes over which the weights are split; None: this one holds them whole.
+            lora: the adapter that is trained in place of the weights, which then take `dtype`; drawn from `seed`.
+            trainable: pattern of the names of the weights that are trained; None: all.
+            seed: of the adapter.
         """
         self.path = Path(path)
         self.device = device
@@ -135,19 +144,39 @@ class PolicyModel:
         self._cut: SequenceCut | None = None
         self.tensor_group: dist.ProcessGroup | None = None
         self._part: VocabularyPart | None = None
+        blocks = None
         if mesh is not None:
-            self._split(mesh, bfloat16=dtype == "bfloat16")
+            blocks = self._blocks()
+            self._split_layers(mesh, blocks)
+        choose = partial(choose_trained, self.module, lora, trainable, mesh and mesh.tp, dtype=dtype, where=self.path)
+        self.adapter: Adapter | None = together(self.ranks, choose)
+        if mesh is not None and blocks is not None:
+            shard(self.module, blocks, mesh.weights, bfloat16=dtype == "bfloat16")
             self._forward = as_forward(self.module, "policy_logprobs", self._logprobs)
         elif dtype == "bfloat16":
             compute_in_bfloat16(self.module)
         materialize(self.module, device)
         together(self.ranks, partial(self.read, stored, self.path))
+        if self.adapter is not None:
+            self.adapter.begin(seed)
+            digest = self.ranks.share(base_digest(stored).encode() if self.ranks.rank == 0 else None)
+            self.base = AdapterBase(str(self.path), digest.decode())
         together(self.ranks, self._check_head)
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The trained tensors by name; tied ones once."""
-        return dict(self.module.named_parameters())
+        """The tensors of the HF checkpoint by name; tied ones once."""
+        return {name: tensor for name, tensor in self.module.named_parameters() if not is_adapter_parameter(name)}
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The tensors that training changes by name: all of `parameters`, some of them, or those of the adapter."""
+        return {name: tensor for name, tensor in self.module.named_parameters() if tensor.requires_grad}
+
+    @property
+    def leaves_as_copies(self) -> bool:
+        """Whether `weights` returns copies in any case."""
+        return self.is_split or self.adapter is not None
 
     def vocabulary_parameters(self) -> frozenset[str]:
         """Return the names of the parameters with one row per token: embeddings and output head."""
@@ -258,12 +287,13 @@ class PolicyModel:
     def weights(self, dtype: torch.dtype | None = None, *, copied: bool = False, in_file: bool = False) -> dict[str, Tensor]:
         """Return the weights on rank 0, nothing on others, under the names of `export`; every rank must call it.
 
-        Split weights, and those of another `dtype`, are copies; with `copied` all are. Otherwise the next step changes them.
-        With `in_file` the copies are in a file and not in host memory.
+        An adapter is merged into them. Split or merged weights, and those of another `dtype`, are copies; with `copied` all
+        are. Otherwise the next step changes them. With `in_file` the copies are in a file and not in host memory.
         """
         state = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        if copied or self.is_split:
-            state = snapshot(state | self.saved_buffers(), self.ranks, dtype=dtype, in_file=in_file)
+        if copied or self.leaves_as_copies:
+            merging = None if self.adapter is None else self.adapter.merging()
+            state = snapshot(state | self.saved_buffers(), self.ranks, dtype=dtype, in_file=in_file, change=merging)
         else:
             state |= self.saved_buffers()
         return self.with_checkpoint_names(state) if self.ranks.rank == 0 else {}
@@ -284,6 +314,24 @@ class PolicyModel:
         """Replace the weights by a checkpoint's, of which each rank reads its parts; a ConfigError changes nothing."""
         read_weights(self.module, self._conversions, weights, where)
 
+    def restore(self, weights: Mapping[str, StoredTensor], where: Path) -> None:
+        """Replace what is trained by a checkpoint's, of which each rank reads its parts; a ConfigError changes nothing."""
+        if self.adapter is None:
+            if is_adapter(where):
+                raise ConfigError(
+                    f"{where}: the checkpoint holds an adapter, and the run file has no trainer.lora; set it as it was, or "
+                    "begin a run from what `agentrl merge` makes of the checkpoint"
+                )
+            self.read(weights, where)
+            return
+        if not is_adapter(where):
+            raise ConfigError(
+                f"{where}: the checkpoint holds whole weights and no adapter; remove trainer.lora, or begin a run with "
+                "this directory as model.path"
+            )
+        check_base(where, self.base)
+        self.adapter.read(weights, where)
+
     @property
     def _base(self) -> nn.Module:
         return self.module.base_model
@@ -301,8 +349,7 @@ class PolicyModel:
                 "split; use trainer.dtype: float32 with trainer.parallel.dp: 1"
             ) from error
 
-    def _split(self, mesh: TrainerMesh, *, bfloat16: bool) -> None:
-        blocks, prepare = self._blocks(), None
+    def _split_layers(self, mesh: TrainerMesh, blocks: nn.ModuleList) -> None:
         if mesh.tp is not None:
             config = self.module.config
             check_tensor_fit(
@@ -312,13 +359,13 @@ class PolicyModel:
                 kv_heads=config.num_key_value_heads,
                 intermediate=config.intermediate_size,
             )
-            prepare = partial(split_block, mesh=mesh.tp)
+            for block in blocks:
+                split_block(block, mesh.tp)
             split_vocabulary(self.module.get_input_embeddings(), self._head, mesh.tp)
             self.tensor_group = mesh.tp.get_group()
             self._part = vocabulary_part(self.vocab_size, self.tensor_group)
         if mesh.cp is not None:
             self._cut = cut_sequences(self.module, mesh.cp, mesh.shape.tp)
-        shard(self.module, blocks, mesh.weights, bfloat16=bfloat16, prepare=prepare)
 
     def _logits(self, hidden: Tensor, temperatures: Tensor | None) -> Tensor:
         logits = self._head(hidden).float()

@@ -24,7 +24,7 @@ from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig
 from agentrl.plan.text import resolved_yaml
 from agentrl.processes.config import SplitConfig
-from agentrl.trainer.config import ParallelConfig
+from agentrl.trainer.config import LoraConfig, ParallelConfig
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "model"}}
 
@@ -67,9 +67,9 @@ def test_a_password_in_a_server_url_is_refused_and_shown_nowhere(url: str) -> No
     assert "hunter2" not in str(direct.value)
 
 
-def test_there_are_at_most_130_fields_and_each_is_documented() -> None:
+def test_there_are_at_most_135_fields_and_each_is_documented() -> None:
     found = fields(RunConfig)
-    assert len(found) <= 130
+    assert len(found) <= 135
     assert [name for name, text in found.items() if not text] == []
 
 
@@ -109,7 +109,7 @@ def sections() -> dict[str, type[BaseModel]]:
         for kind in (info.annotation, *getattr(info.annotation, "__args__", ())):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 found[name] = kind
-    return found | {"trainer.parallel": ParallelConfig, "cluster.split": SplitConfig}
+    return found | {"trainer.parallel": ParallelConfig, "trainer.lora": LoraConfig, "cluster.split": SplitConfig}
 
 
 def is_read(field: str) -> bool:

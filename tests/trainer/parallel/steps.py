@@ -40,6 +40,8 @@ def make_trainer(ranks: Ranks, path: Path, settings: dict[str, Any]) -> PolicyTr
         dtype=config.dtype,
         gradient_checkpointing=config.gradient_checkpointing,
         ranks=ranks,
+        lora=config.lora,
+        trainable=config.trainable,
     )
     return PolicyTrainer(model, config, algorithm, total_steps=10, seed=5)
 

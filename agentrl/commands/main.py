@@ -49,6 +49,10 @@ COMMANDS: Final = {
     "sft": Command(
         "sft:sft_command", "Warm-start a model on conversations (the file's sft section) and write the new checkpoint."
     ),
+    "merge": Command(
+        "merge:merge_command",
+        "Write a whole Hugging Face model from the adapter of a run, a checkpoint, or a directory of PEFT.",
+    ),
     "diff": Command(
         "diff:diff_command",
         "Compare two runs: the fields of their run files that differ, final figures, and tasks whose success changed.",

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -29,11 +28,11 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from agentrl.errors import ConfigError, WeightSyncError
+from agentrl.errors import ConfigError
 from agentrl.trainer.adapter import is_adapter_parameter
 from agentrl.trainer.parallel.shard import held_box
 from agentrl.trainer.parallel.snapshot import torch_tensor
-from agentrl.weights.tensors import WEIGHTS_FILE, WEIGHTS_INDEX_FILE, Index, StoredTensor, read_safetensors
+from agentrl.weights.tensors import Index, StoredTensor
 
 
 def empty_model(path: Path) -> PreTrainedModel:
@@ -91,29 +90,6 @@ def materialize(module: nn.Module, device: torch.device) -> None:
             owner.register_parameter(name, made[parameter])
         for name, buffer in owner.named_buffers(recurse=False):
             setattr(owner, name, torch.empty_like(buffer, device=device) if buffer.is_meta else buffer.to(device))
-
-
-_UNREADABLE: Final = "cannot be loaded as a causal language model"
-
-
-class _WeightMap(msgspec.Struct, frozen=True):
-    weight_map: dict[str, str]
-
-
-def model_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the unread tensors of the HF directory `path` by name, from one file or those that its index names."""
-    try:
-        if (path / WEIGHTS_FILE).is_file() or not (path / WEIGHTS_INDEX_FILE).is_file():
-            return {name: StoredTensor.of(raw) for name, raw in read_safetensors(path / WEIGHTS_FILE).items()}
-        places = msgspec.json.decode((path / WEIGHTS_INDEX_FILE).read_bytes(), type=_WeightMap).weight_map
-        if outside := sorted({file for file in places.values() if Path(file).name != file}):
-            raise ConfigError(f"{path}: {WEIGHTS_INDEX_FILE} names files outside the directory: {outside[:5]}")
-        files = {file: read_safetensors(path / file) for file in sorted(set(places.values()))}
-    except (OSError, msgspec.DecodeError, WeightSyncError) as error:
-        raise ConfigError(f"{path}: {_UNREADABLE}: {error}") from error
-    if absent := sorted(name for name, file in places.items() if name not in files[file]):
-        raise ConfigError(f"{path}: {WEIGHTS_INDEX_FILE} promises tensors that its files do not hold: {absent[:5]}")
-    return {name: StoredTensor.of(files[file][name]) for name, file in places.items()}
 
 
 _TRAINABLE = ("F32", "BF16", "F16", "F64")

@@ -35,7 +35,6 @@ from agentrl.trainer.loading import (
     conversions_of,
     empty_model,
     materialize,
-    model_tensors,
     read_weights,
     untie_different,
 )
@@ -47,6 +46,7 @@ from agentrl.trainer.parallel.tensor import VocabularyPart, split_block, split_v
 from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
 from agentrl.types import BoolArray, Float32Array, Int32Array
 from agentrl.weights.adapter import AdapterBase, base_digest, check_base, is_adapter
+from agentrl.weights.model_files import model_tensors
 from agentrl.weights.tensors import RawTensor, StoredTensor
 
 
@@ -160,7 +160,7 @@ class PolicyModel:
         if self.adapter is not None:
             self.adapter.begin(seed)
             digest = self.ranks.share(base_digest(stored).encode() if self.ranks.rank == 0 else None)
-            self.base = AdapterBase(str(self.path), digest.decode())
+            self.base = AdapterBase(str(self.path.absolute()), digest.decode())
         together(self.ranks, self._check_head)
 
     @property

@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 from agentrl.errors import ConfigError, TrainError
 from agentrl.trainer.checkpoints.read import read_checkpoint
 from agentrl.trainer.config import LoraConfig
-from agentrl.trainer.loading import model_tensors
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shape import MeshShape
 from agentrl.trainer.parallel.snapshot import torch_tensor
 from agentrl.trainer.policy import PolicyTrainer
+from agentrl.weights.model_files import model_tensors
 from tests.support.ranks import on_ranks
 from tests.support.tiny import Architecture, tiny_checkpoint
 from tests.trainer.helpers import full_logprobs, load_plain, random_batch, save_checkpoint, state_bytes

@@ -31,6 +31,7 @@ from agentrl.inference.backend import TEMPERATURE_RULE, is_temperature
 from agentrl.inference.config import has_credentials
 from agentrl.tools import Tool, reply_to, tool
 from agentrl.user_code import import_user_object
+from agentrl.weights.merging import whole_model
 
 MAX_ROUNDS = 20
 """Answers with tool calls in a row, after which the user is asked again."""
@@ -224,7 +225,7 @@ async def _clients(options: ChatOptions) -> AsyncGenerator[Callable[[], Client]]
         if options.checkpoint is None:
             raise ConfigError("chat: expected a checkpoint, or --endpoint with --model")
         sampling = {"max_tokens": options.max_tokens, "template_options": dict(options.template_options or {})}
-        served = serve(options.checkpoint, inference={"device": options.device}, sampling=sampling)
+        served = serve(whole_model(options.checkpoint), inference={"device": options.device}, sampling=sampling)
         async with served as policy:
             yield policy.client
         return

@@ -34,6 +34,7 @@ from agentrl.inference.launch.pool import launch_pool
 from agentrl.rollout.episode import run_endpoint_episode
 from agentrl.types import StopReason, Task, Trajectory
 from agentrl.watchdog.delays import tuned_garbage_collector
+from agentrl.weights.merging import whole_model
 from agentrl.workflow import RolloutWorkflow, load_workflow
 
 _KEY_VARIABLE = "OPENAI_API_KEY"
@@ -62,6 +63,7 @@ def command_target(checkpoint: Path | None, endpoint: str | None, model: str | N
         raise ConfigError("--checkpoint and --endpoint exclude each other; pass only one of them")
     if endpoint is not None and model is None:
         raise ConfigError("--endpoint needs --model, the name of the model at the endpoint")
+    checkpoint = None if checkpoint is None else whole_model(checkpoint)
     return Target(checkpoint=checkpoint, endpoint=endpoint, model=model, api_key_env=api_key_env)
 
 

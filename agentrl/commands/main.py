@@ -47,7 +47,12 @@ COMMANDS: Final = {
         "Talk with a checkpoint in the terminal; /reset starts again, /save FILE writes the conversation, Ctrl-D leaves.",
     ),
     "sft": Command(
-        "sft:sft_command", "Warm-start a model on conversations (the file's sft section) and write the new checkpoint."
+        "models.sft:sft_command",
+        "Warm-start a model on conversations (the file's sft section) and write the new checkpoint.",
+    ),
+    "merge": Command(
+        "models.merge:merge_command",
+        "Write a whole Hugging Face model from the adapter of a run, a checkpoint, or a directory of PEFT.",
     ),
     "diff": Command(
         "diff:diff_command",

@@ -24,6 +24,7 @@ from agentrl.servers.http.app import AddRoutes
 from agentrl.servers.serve import ServeOptions, run_server
 from agentrl.tokens.renderer import Renderer
 from agentrl.watchdog.signals import interrupt_from, print_interrupt
+from agentrl.weights.merging import whole_model
 
 
 def serve_command(
@@ -64,7 +65,7 @@ def serve_command(
     if not model.is_dir():
         raise ConfigError(f"{model}: expected a local HF checkpoint (config.json, *.safetensors, tokenizer)")
     options = ServeOptions(
-        model_path=str(model),
+        model_path=str(whole_model(model)),
         host=host,
         port=port,
         api_key=_key_of(api_key_env),

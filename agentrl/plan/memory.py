@@ -66,29 +66,59 @@ def trainer_memory(
 ) -> TrainerMemory:
     """Return the memory of one trainer process: its share of float32 weights, gradients and AdamW moments, and a microbatch.
 
+    With `trainer.lora` gradients and moments are those of the adapter, and the base has the type of the forward pass.
+    `trainer.trainable` is not looked at: an estimate is that of training all weights.
+
     dp, cp and tp split weights, gradients and optimizer state; copies (`replicate`) do not. Several processes gather one
     layer at a time over dp and cp, in the type of the forward pass, so tp splits what they gather. cp splits the tokens of a
     microbatch, and tp the logits of each token.
     """
     mesh, size = trainer.parallel.shape, ELEMENT_BYTES[trainer.dtype]
-    count = shape.num_parameters // (mesh.shards * mesh.tp)
+    ways = mesh.shards * mesh.tp
+    count, outside, layer = shape.num_parameters // ways, shape.outside, shape.layer
+    weights = 4 * count
+    if trainer.lora is not None:  # gradients and moments of the adapter only, and a base in the type of the pass
+        layer = shape.adapter_layer(trainer.lora.rank, trainer.lora.targets)
+        count, outside = shape.layers * layer // ways, 0
+        weights = size * (shape.num_parameters // ways) + 4 * count
     tokens = -(-longest_pass(trainer, context_limit) // mesh.cp)
     logits = min(tokens * shape.vocabulary, _MAX_LOGITS) // mesh.tp
     saved = shape.saved_bytes(trainer.dtype, checkpointing=trainer.gradient_checkpointing, tp=mesh.tp)
     whole = is_whole(trainer)
     beside = 0
     if algorithm is not None and owns_critic(algorithm):
-        beside += 16 * count + saved * tokens
+        beside += 16 * (shape.num_parameters // ways) + saved * tokens
     return TrainerMemory(
-        weights=4 * count,
+        weights=weights,
         gradients=4 * count,
         optimizer=8 * count,
         copies=0 if whole else (shape.outside + 2 * shape.layer) * size // mesh.tp,
-        reduced=0 if whole else (size * shape.outside + (size + 4) * shape.layer) // mesh.tp,
+        reduced=0 if whole else (size * outside + (size + 4) * layer) // mesh.tp,
         activations=saved * tokens,
         logits=logits * _BYTES_PER_LOGIT,
         beside=beside,
     )
+
+
+def trained_parameters(trainer: TrainerConfig, shape: ModelShape) -> int:
+    """Return the number of trained parameters: of the adapter, or of the model, whatever `trainer.trainable` selects."""
+    if trainer.lora is None:
+        return shape.num_parameters
+    return shape.layers * shape.adapter_layer(trainer.lora.rank, trainer.lora.targets)
+
+
+def adapter_problems(trainer: TrainerConfig, shape: ModelShape | None) -> list[str]:
+    """Return an error where the rank of the adapter is above the size of a layer."""
+    if trainer.lora is None or shape is None:
+        return []
+    smallest = min(trainer.lora.targets, key=lambda target: min(shape.linear_sizes[target]))
+    size = min(shape.linear_sizes[smallest])
+    if trainer.lora.rank <= size:
+        return []
+    return [
+        f"trainer.lora.rank: {trainer.lora.rank} is above the size of {smallest}, {list(shape.linear_sizes[smallest])}, "
+        f"which has no larger update; at most {size}"
+    ]
 
 
 def is_whole(trainer: TrainerConfig) -> bool:
@@ -208,11 +238,13 @@ def run_memory(run: RunConfig, shape: ModelShape, free: int | None, *, trains_on
         free = None
     elif free is not None and trains_on_cpu:
         free = max(0, free - (trainer.weights + trainer.optimizer + trainer.beside) * world)
-    dtype = (run.resolved_inference.dtype or "float32") if sends else "float32"
+    as_trained = "float32" if run.trainer.lora is None else run.trainer.dtype
+    dtype = (run.resolved_inference.dtype or "float32") if sends else as_trained
     copy = SnapshotMemory(num_bytes=shape.num_parameters * ELEMENT_BYTES[dtype], dtype=dtype, sends=sends, free=free)
+    saved = trained_parameters(run.trainer, shape) + (shape.num_parameters if owns_critic(run.algorithm) else 0)
     return RunMemory(
         trainer=trainer,
-        checkpoint=_CHECKPOINT_BYTES * shape.num_parameters * (2 if owns_critic(run.algorithm) else 1) // world,
+        checkpoint=_CHECKPOINT_BYTES * saved // world,
         server=server_memory(run, shape),
         snapshot=copy,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,18 @@ class ModelShape:
         attention = 2 * self.hidden * queries + 2 * self.hidden * keys
         attention += 2 * self.head_dim * self.query_key_norm + (queries + 2 * keys) * self.attention_bias
         return attention + self.hidden * (3 * self.intermediate * max(1, self.experts) + self.experts) + 2 * self.hidden
+
+    @property
+    def linear_sizes(self) -> Mapping[str, tuple[int, int]]:
+        """Outputs and inputs of the linear layers of each block that an adapter can be added to."""
+        queries, keys, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden
+        attention = {"q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden)}
+        inner = {"gate_proj": (self.intermediate, hidden), "up_proj": (self.intermediate, hidden)}
+        return attention | {"o_proj": (hidden, queries)} | inner | {"down_proj": (hidden, self.intermediate)}
+
+    def adapter_layer(self, rank: int, targets: Sequence[str]) -> int:
+        """Return the parameters of an adapter in one layer."""
+        return rank * sum(sum(self.linear_sizes[target]) for target in targets)
 
     def kv_bytes(self, element_bytes: int) -> int:
         """Return the bytes of one token's keys and values in all layers."""

@@ -13,7 +13,7 @@ from agentrl.cluster.split import Split, TimedSplit
 from agentrl.config import RunConfig
 from agentrl.config.route import Route
 from agentrl.plan.basis import local_gpu
-from agentrl.plan.memory import RunMemory, run_memory
+from agentrl.plan.memory import RunMemory, adapter_problems, run_memory
 from agentrl.plan.mesh import mesh_problems
 from agentrl.plan.model import ModelFacts, model_of
 from agentrl.plan.places import missing_gpus, shared_gpus, trainer_gpus
@@ -72,5 +72,9 @@ def plan_run(run: RunConfig, root: Path = Path("/"), *, resumes: bool = False) -
         gpu=local_gpu(root),
         shared_gpus=shared_gpus(run),
         missing_gpus=tuple(missing_gpus(run, root)),
-        problems=(*model.problems(), *mesh_problems(run.trainer, model)),
+        problems=(
+            *model.problems(),
+            *mesh_problems(run.trainer, model),
+            *adapter_problems(run.trainer, model.shape),
+        ),
     )

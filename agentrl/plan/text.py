@@ -14,7 +14,7 @@ from agentrl.data.source import never_ends
 from agentrl.engine.config import INTERRUPT_S, MAX_SKIPPED_CHECKS
 from agentrl.inference.config import first_gpu, runs_on_cpu, tensor_parallel
 from agentrl.plan.basis import DEFAULT_GPU
-from agentrl.plan.memory import RunMemory, gib, longest_pass, owns_critic, running_requests
+from agentrl.plan.memory import RunMemory, gib, longest_pass, owns_critic, running_requests, trained_parameters
 from agentrl.plan.model import ModelShape
 from agentrl.plan.places import num_workers
 from agentrl.plan.plan import Plan
@@ -95,6 +95,11 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
 def _trainer_memory(run: RunConfig, memory: RunMemory, shape: ModelShape) -> str:
     trainer, mesh = memory.trainer, run.trainer.parallel.shape
     states = f"weights {gib(trainer.weights)} + gradients {gib(trainer.gradients)} + AdamW {gib(trainer.optimizer)}, float32"
+    if run.trainer.lora is not None:
+        adapted = trained_parameters(run.trainer, shape)
+        moments = f"gradients {gib(trainer.gradients)} + AdamW {gib(trainer.optimizer)}"
+        base = f"base and adapter {gib(trainer.weights)}, the base in {run.trainer.dtype}"
+        states = f"{base} + {moments} of {adapted / 1e6:.2f}e6 parameters of the adapter"
     copies = f"; gathered {gib(trainer.copies)} + gradients before they are split {gib(trainer.reduced)}"
     copies = copies if trainer.copies else ""
     tokens = -(-longest_pass(run.trainer, run.inference.context_limit) // mesh.cp)
@@ -144,7 +149,12 @@ def _weights(config: RunConfig) -> str:
     local = config.model.local_path
     at = f" at {local}" if local not in (None, config.model.path) else ""
     processes = _trainer_processes(trainer.parallel.shape)
-    return f"{config.model.path}{at}, trained in {trainer.dtype} on {_device(config)}, {processes}"
+    what = "trained"
+    if trainer.lora is not None:
+        what = f"frozen; a LoRA adapter of rank {trainer.lora.rank} on {', '.join(trainer.lora.targets)} trained"
+    elif trainer.trainable is not None:
+        what = f"those that match {trainer.trainable!r} trained"
+    return f"{config.model.path}{at}, {what} in {trainer.dtype} on {_device(config)}, {processes}"
 
 
 def _trainer_processes(shape: MeshShape) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
+from agentrl.errors import RequestRejected
 from agentrl.inference.backend import SamplingParams
 from agentrl.weights.types import Bucket, GroupAddress
 
@@ -43,6 +44,8 @@ class EngineRequest:
     """Report the log-probs of `input_ids[logprob_start_len:]`, the first of which is null; -1 or N: of no input token."""
     stream: bool = False
     """Call `Sink.progress` after each step."""
+    adapter: str | None = None
+    """Name of the LoRA adapter that computes it, from its first token to its last; None: the weights alone."""
     cache_key: tuple[str, str] = ("", "")
     """SGLang's `extra_key` and `cache_salt`; only requests with equal keys share cached prefixes."""
 
@@ -106,6 +109,10 @@ class EngineInfo:
     model_type: str = ""
     dtype: str = "float32"
     device: str = "cpu"
+    adapters: tuple[str, ...] = ()
+    """Names of the loaded LoRA adapters."""
+    max_adapters: int = 0
+    """Adapters that can be loaded at once; 0: none."""
     engine: str = "embedded"
     """`embedded` or `scripted`; SGLang's `/server_info` has no such field."""
 
@@ -178,6 +185,51 @@ class WeightGroups(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterReply:
+    """The answer to a call about a LoRA adapter: HTTP 200 on `success`, else HTTP 400, and nothing has changed."""
+
+    success: bool
+    error: str
+    loaded: Mapping[str, str]
+    """Path of each loaded adapter, by name."""
+
+
+class EngineAdapters(Protocol):
+    """The part of an `InferenceEngine` that holds LoRA adapters."""
+
+    async def load(self, name: str, path: str) -> AdapterReply:
+        """Read the adapter in the directory `path`, and serve it as `name`. Cancellation: it is not loaded."""
+        ...
+
+    async def unload(self, name: str) -> AdapterReply:
+        """Forget an adapter, after its requests have ended. Cancellation: it is forgotten; its requests run on."""
+        ...
+
+    def checksums(self, name: str) -> Mapping[str, str]:
+        """Return the digest of each matrix of an adapter, by PEFT's name; RequestRejected where it is not loaded."""
+        ...
+
+
+class NoAdapters:
+    """The part of an engine that holds none; it answers as SGLang without `--enable-lora`."""
+
+    async def load(self, name: str, path: str) -> AdapterReply:
+        """Refuse."""
+        return self._refusal()
+
+    async def unload(self, name: str) -> AdapterReply:
+        """Refuse."""
+        return self._refusal()
+
+    def checksums(self, name: str) -> Mapping[str, str]:
+        """Refuse."""
+        raise RequestRejected(self._refusal().error, status=400)
+
+    def _refusal(self) -> AdapterReply:
+        return AdapterReply(success=False, error="LoRA is not enabled on this server", loaded={})
+
+
 class InferenceEngine(Protocol):
     """Samples tokens for the HTTP server (`agentrl.servers.http.app.create_app`)."""
 
@@ -194,6 +246,11 @@ class InferenceEngine(Protocol):
     @property
     def groups(self) -> WeightGroups:
         """Return the part that receives weights from process groups."""
+        ...
+
+    @property
+    def adapters(self) -> EngineAdapters:
+        """Return the part that holds LoRA adapters."""
         ...
 
     async def run(self) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, cast, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from agentrl.config.base import Config, Device, Seed
 from agentrl.errors import ConfigError
@@ -55,13 +55,49 @@ class ParallelConfig(Config):
         return MeshShape(**numbers)
 
 
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""A linear layer of each block of Qwen2, Qwen3, Llama and Mistral."""
+
+
+def _targets(given: object) -> object:
+    return get_args(LoraTarget) if given in ("all", "all-linear") else given
+
+
+class LoraConfig(Config):
+    """An adapter of low rank is trained, and the model below it stays as it is (Hu et al., arXiv 2106.09685)."""
+
+    rank: int = Field(default=16, ge=1, le=512)
+    """Rows of A and columns of B in `W + (alpha / rank) B A`."""
+    alpha: float = Field(default=32.0, gt=0)
+    """Scale of the adapter, before it is divided by the rank."""
+    targets: Annotated[tuple[LoraTarget, ...], BeforeValidator(_targets), Field(min_length=1)] = get_args(LoraTarget)
+    """Linear layers that get an adapter, in every block; `all-linear`: all seven."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_dropout(cls, given: object) -> object:
+        fields = cast("dict[str, object]", given)
+        if not isinstance(given, dict) or "dropout" not in fields:
+            return given
+        if fields["dropout"] != 0:
+            raise ValueError(
+                "dropout: servers sample without it, so log-probs with dropout are those of another policy; remove it, and "
+                "use trainer.weight_decay, a smaller rank or a smaller trainer.lr against overfitting"
+            )
+        return {name: value for name, value in fields.items() if name != "dropout"}
+
+
 class TrainerConfig(Config):
     """One optimizer over one HF model, in processes of its own."""
 
     device: Device = "auto"
     """`auto` (CUDA where there is one), `cpu`, `cuda` or `cuda:N`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the forward and backward pass; weights and optimizer state stay float32."""
+    """Type of the forward and backward pass; trained weights and optimizer state stay float32."""
+    lora: LoraConfig | None = None
+    """Train an adapter of low rank and keep the base, in `dtype`, as it is; None: train all weights."""
+    trainable: str | None = Field(default=None, min_length=1)
+    """Regular expression; only weights whose name in the HF checkpoint contains a match are trained. None: all."""
     parallel: ParallelConfig = ParallelConfig()
     collective_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds that a trainer process waits for another one within a step; then the step fails."""

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -29,10 +28,11 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from agentrl.errors import ConfigError, WeightSyncError
+from agentrl.errors import ConfigError
+from agentrl.trainer.adapter import is_adapter_parameter
 from agentrl.trainer.parallel.shard import held_box
 from agentrl.trainer.parallel.snapshot import torch_tensor
-from agentrl.weights.tensors import WEIGHTS_FILE, WEIGHTS_INDEX_FILE, Index, StoredTensor, read_safetensors
+from agentrl.weights.tensors import Index, StoredTensor
 
 
 def empty_model(path: Path) -> PreTrainedModel:
@@ -92,29 +92,6 @@ def materialize(module: nn.Module, device: torch.device) -> None:
             setattr(owner, name, torch.empty_like(buffer, device=device) if buffer.is_meta else buffer.to(device))
 
 
-_UNREADABLE: Final = "cannot be loaded as a causal language model"
-
-
-class _WeightMap(msgspec.Struct, frozen=True):
-    weight_map: dict[str, str]
-
-
-def model_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the unread tensors of the HF directory `path` by name, from one file or those that its index names."""
-    try:
-        if (path / WEIGHTS_FILE).is_file() or not (path / WEIGHTS_INDEX_FILE).is_file():
-            return {name: StoredTensor.of(raw) for name, raw in read_safetensors(path / WEIGHTS_FILE).items()}
-        places = msgspec.json.decode((path / WEIGHTS_INDEX_FILE).read_bytes(), type=_WeightMap).weight_map
-        if outside := sorted({file for file in places.values() if Path(file).name != file}):
-            raise ConfigError(f"{path}: {WEIGHTS_INDEX_FILE} names files outside the directory: {outside[:5]}")
-        files = {file: read_safetensors(path / file) for file in sorted(set(places.values()))}
-    except (OSError, msgspec.DecodeError, WeightSyncError) as error:
-        raise ConfigError(f"{path}: {_UNREADABLE}: {error}") from error
-    if absent := sorted(name for name, file in places.items() if name not in files[file]):
-        raise ConfigError(f"{path}: {WEIGHTS_INDEX_FILE} promises tensors that its files do not hold: {absent[:5]}")
-    return {name: StoredTensor.of(files[file][name]) for name, file in places.items()}
-
-
 _TRAINABLE = ("F32", "BF16", "F16", "F64")
 """Stored types that become float32 without a scale."""
 
@@ -162,7 +139,7 @@ def plan_reading(
     renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
     converters = [each for each in transforms if isinstance(each, WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
-    wanted = module.state_dict()
+    wanted = {name: tensor for name, tensor in module.state_dict().items() if not is_adapter_parameter(name)}
     same: dict[str, str] = {}
     grouped: dict[str, list[tuple[str, str]]] = {}
     unexpected: list[str] = []
@@ -262,3 +239,21 @@ def read_weights(
                 offset, elements = held_box(tensors[target])
                 ends = zip(offset, elements.shape, strict=True)
                 elements.copy_(value[tuple(slice(begin, begin + size) for begin, size in ends)])
+
+
+def set_for_training(module: PreTrainedModel, *, gradient_checkpointing: bool) -> None:
+    """Switch dropout off, and have `module` recompute activations in the backward pass if that is wanted."""
+    for part in module.modules():
+        _switch_dropout_off(part)
+    if gradient_checkpointing:  # transformers 5.20 renamed the method and deprecated the former name
+        enable = getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)
+        enable({"use_reentrant": False})
+    module.train(gradient_checkpointing)
+
+
+def _switch_dropout_off(module: nn.Module) -> None:
+    # The behavior policy samples without dropout, so the proximal and current log-probs must be computed without it.
+    if isinstance(module, nn.Dropout):
+        module.p = 0.0
+    if isinstance(getattr(module, "attention_dropout", None), float):
+        object.__setattr__(module, "attention_dropout", 0.0)

@@ -30,12 +30,14 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from agentrl.algo.prefixes import token_tree
 from agentrl.errors import ConfigError, InvariantError
+from agentrl.trainer.adapter import Adapter, choose_trained, is_adapter_parameter
+from agentrl.trainer.config import LoraConfig
 from agentrl.trainer.loading import (
     conversions_of,
     empty_model,
     materialize,
-    model_tensors,
     read_weights,
+    set_for_training,
     untie_different,
 )
 from agentrl.trainer.parallel.ranks import Ranks, TrainerMesh, together
@@ -44,8 +46,11 @@ from agentrl.trainer.parallel.shard import as_forward, local_part, shard
 from agentrl.trainer.parallel.snapshot import raw_tensor, snapshot
 from agentrl.trainer.parallel.tensor import VocabularyPart, split_block, split_vocabulary, vocabulary_part
 from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
+from agentrl.trainer.precision import compute_in_bfloat16
 from agentrl.trainer.shared import SharedRow, share_prefixes, shared_row
 from agentrl.types import BoolArray, Float32Array, Int32Array
+from agentrl.weights.adapter import AdapterBase, base_digest, check_base, is_adapter
+from agentrl.weights.model_files import model_tensors
 from agentrl.weights.tensors import RawTensor, StoredTensor
 
 
@@ -104,7 +109,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 class PolicyModel:
-    """The trained model: float32 weights, of which a forward pass in bfloat16 uses copies."""
+    """The trained model: float32 weights, of which a bfloat16 pass uses copies, or an adapter on a frozen base."""
 
     def __init__(
         self,
@@ -116,6 +121,9 @@ class PolicyModel:
         max_logits: int = 1 << 27,
         ranks: Ranks | None = None,
         share: bool = False,
+        lora: LoraConfig | None = None,
+        trainable: str | None = None,
+        seed: int = 0,
     ) -> None:
         """Load the HF checkpoint at `path` onto `device`.
 
@@ -124,10 +132,11 @@ class PolicyModel:
             device: of the weights.
             dtype: of the forward and backward pass; the log-softmax is float32 in any case.
             gradient_checkpointing: recompute activations in the backward pass.
-            max_logits: logits (n x V) that are made at once, 0.5 GiB by default; more are computed in slices and recomputed
-                in the backward pass. Affects memory, never the result.
+            max_logits: logits (n x V) that are made at once, 0.5 GiB by default; more are made in slices, and again backward.
             ranks: the processes over which the weights are split; None: this one holds them whole.
             share: let passes compute common prefixes once, where the architecture can; see `shares_prefixes`.
+            lora: the adapter that is trained in place of the weights, which then take `dtype`; drawn from `seed`.
+            trainable: pattern of the names of the weights that are trained; None: all.
         """
         self.path = Path(path)
         self.device = device
@@ -137,35 +146,46 @@ class PolicyModel:
         self.vocab_size = int(self._head.get_parameter("weight").shape[0])
         self.hidden_size = int(self._head.get_parameter("weight").shape[1])
         self._max_logits = max_logits
-        for module in self.module.modules():
-            _switch_dropout_off(module)
-        if gradient_checkpointing:
-            module = self.module  # transformers 5.20 renamed the method and deprecated the former name
-            enable = getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)
-            enable({"use_reentrant": False})
-        self.module.train(gradient_checkpointing)
+        set_for_training(self.module, gradient_checkpointing=gradient_checkpointing)
         mesh = self.ranks.mesh(device)
         self._forward = self._token_rows
         self._cut: SequenceCut | None = None
         self.tensor_group: dist.ProcessGroup | None = None
         self._part: VocabularyPart | None = None
-        self.shares_prefixes = share and (mesh is None or mesh.cp is None) and share_prefixes(self.module)
-        """Whether a microbatch can be a tree."""
         self.value_head: Callable[[Tensor], Tensor] | None = None
         """Makes [n] float32 values of [n, D] hidden states; a critic puts it here."""
-        if mesh is not None:
-            self._split(mesh, bfloat16=dtype == "bfloat16")
+        self.shares_prefixes = share and (mesh is None or mesh.cp is None) and share_prefixes(self.module)
+        """Whether a microbatch can be a tree."""
+        blocks = None if mesh is None else self._split_layers(mesh)
+        choose = partial(choose_trained, self.module, lora, trainable, mesh and mesh.tp, dtype=dtype, where=self.path)
+        self.adapter: Adapter | None = together(self.ranks, choose)
+        if mesh is not None and blocks is not None:
+            shard(self.module, blocks, mesh.weights, bfloat16=dtype == "bfloat16")
             self._forward = as_forward(self.module, "policy_rows", self._token_rows)
         elif dtype == "bfloat16":
             compute_in_bfloat16(self.module)
         materialize(self.module, device)
         together(self.ranks, partial(self.read, stored, self.path))
+        if self.adapter is not None:
+            self.adapter.begin(seed)
+            digest = self.ranks.share(base_digest(stored).encode() if self.ranks.rank == 0 else None)
+            self.base = AdapterBase(str(self.path.absolute()), digest.decode())
         together(self.ranks, self._check_head)
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The trained tensors by name; tied ones once."""
-        return dict(self.module.named_parameters())
+        """The tensors of the HF checkpoint by name; tied ones once."""
+        return {name: tensor for name, tensor in self.module.named_parameters() if not is_adapter_parameter(name)}
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The tensors that training changes by name: all of `parameters`, some of them, or those of the adapter."""
+        return {name: tensor for name, tensor in self.module.named_parameters() if tensor.requires_grad}
+
+    @property
+    def leaves_as_copies(self) -> bool:
+        """Whether `weights` returns copies in any case."""
+        return self.is_split or self.adapter is not None
 
     def vocabulary_parameters(self) -> frozenset[str]:
         """Return the names of the parameters with one row per token: embeddings and output head."""
@@ -306,12 +326,13 @@ class PolicyModel:
     def weights(self, dtype: torch.dtype | None = None, *, copied: bool = False, in_file: bool = False) -> dict[str, Tensor]:
         """Return the weights on rank 0, nothing on others, under the names of `export`; every rank must call it.
 
-        Split weights, and those of another `dtype`, are copies; with `copied` all are. Otherwise the next step changes them.
-        With `in_file` the copies are in a file and not in host memory.
+        An adapter is merged into them. Split or merged weights, and those of another `dtype`, are copies; with `copied` all
+        are. Otherwise the next step changes them. With `in_file` the copies are in a file and not in host memory.
         """
         state = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        if copied or self.is_split:
-            state = snapshot(state | self.saved_buffers(), self.ranks, dtype=dtype, in_file=in_file)
+        if copied or self.leaves_as_copies:
+            merging = None if self.adapter is None else self.adapter.merging()
+            state = snapshot(state | self.saved_buffers(), self.ranks, dtype=dtype, in_file=in_file, change=merging)
         else:
             state |= self.saved_buffers()
         return self.with_checkpoint_names(state) if self.ranks.rank == 0 else {}
@@ -332,6 +353,24 @@ class PolicyModel:
         """Replace the weights by a checkpoint's, of which each rank reads its parts; a ConfigError changes nothing."""
         read_weights(self.module, self._conversions, weights, where)
 
+    def restore(self, weights: Mapping[str, StoredTensor], where: Path) -> None:
+        """Replace what is trained by a checkpoint's, of which each rank reads its parts; a ConfigError changes nothing."""
+        if self.adapter is None:
+            if is_adapter(where):
+                raise ConfigError(
+                    f"{where}: the checkpoint holds an adapter, and the run file has no trainer.lora; set it as it was, or "
+                    "begin a run from what `agentrl merge` makes of the checkpoint"
+                )
+            self.read(weights, where)
+            return
+        if not is_adapter(where):
+            raise ConfigError(
+                f"{where}: the checkpoint holds whole weights and no adapter; remove trainer.lora, or begin a run with "
+                "this directory as model.path"
+            )
+        check_base(where, self.base)
+        self.adapter.read(weights, where)
+
     @property
     def _base(self) -> nn.Module:
         return self.module.base_model
@@ -349,8 +388,9 @@ class PolicyModel:
                 "split; use trainer.dtype: float32 with trainer.parallel.dp: 1"
             ) from error
 
-    def _split(self, mesh: TrainerMesh, *, bfloat16: bool) -> None:
-        blocks, prepare = self._blocks(), None
+    def _split_layers(self, mesh: TrainerMesh) -> nn.ModuleList:
+        """Split layers over tp and sequences over cp; return the blocks that the weights are then sharded by."""
+        blocks = self._blocks()
         if mesh.tp is not None:
             config = self.module.config
             check_tensor_fit(
@@ -360,13 +400,14 @@ class PolicyModel:
                 kv_heads=config.num_key_value_heads,
                 intermediate=config.intermediate_size,
             )
-            prepare = partial(split_block, mesh=mesh.tp)
+            for block in blocks:
+                split_block(block, mesh.tp)
             split_vocabulary(self.module.get_input_embeddings(), self._head, mesh.tp)
             self.tensor_group = mesh.tp.get_group()
             self._part = vocabulary_part(self.vocab_size, self.tensor_group)
         if mesh.cp is not None:
             self._cut = cut_sequences(self.module, mesh.cp, mesh.shape.tp)
-        shard(self.module, blocks, mesh.weights, bfloat16=bfloat16, prepare=prepare)
+        return blocks
 
     def _logits(self, hidden: Tensor, temperatures: Tensor | None) -> Tensor:
         logits = self._head(hidden).float()
@@ -422,41 +463,7 @@ def _read_headers(path: Path) -> tuple[PreTrainedModel, dict[str, StoredTensor]]
     return module, stored
 
 
-def _switch_dropout_off(module: nn.Module) -> None:
-    # The behavior policy samples without dropout, so the proximal and current log-probs must be computed without it.
-    if isinstance(module, nn.Dropout):
-        module.p = 0.0
-    if isinstance(getattr(module, "attention_dropout", None), float):
-        object.__setattr__(module, "attention_dropout", 0.0)
-
-
 def _recomputed(function: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
     result = checkpoint(function, *arguments, use_reentrant=False)
     assert isinstance(result, Tensor)
     return result
-
-
-def compute_in_bfloat16(module: nn.Module) -> None:
-    """Make each part of `module` that has its own weights compute with bfloat16 copies of them, as FSDP does.
-
-    A part and not a whole block: transformers checkpoints the inside of a block, without the hooks of the block.
-    """
-    for part in module.modules():
-        if any(True for _ in part.parameters(recurse=False)):
-            _Copies(part)
-
-
-class _Copies:
-    def __init__(self, part: nn.Module) -> None:
-        self._masters: dict[str, Tensor | None] = {}
-        part.register_forward_pre_hook(self._enter)
-        part.register_forward_hook(self._leave, always_call=True)  # an error, or a recomputation that stops early
-
-    def _enter(self, part: nn.Module, inputs: tuple[object, ...]) -> None:
-        held = cast("dict[str, Tensor | None]", vars(part)["_parameters"])
-        self._masters = dict(held)
-        for name, master in self._masters.items():
-            held[name] = None if master is None else master.to(torch.bfloat16)
-
-    def _leave(self, part: nn.Module, inputs: tuple[object, ...], output: object) -> None:
-        cast("dict[str, Tensor | None]", vars(part)["_parameters"]).update(self._masters)

@@ -27,7 +27,7 @@ from agentrl.errors import ConfigError, InvariantError, TrainError
 from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.checkpoints.format import TrainerState
 from agentrl.trainer.checkpoints.read import Checkpoint
-from agentrl.trainer.checkpoints.write import StagedParts, stage_parts, stage_weights, take_state
+from agentrl.trainer.checkpoints.write import StagedParts, stage_adapter, stage_parts, stage_weights, take_state
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.critic import Critic
 from agentrl.trainer.model import Microbatch, PolicyModel
@@ -95,9 +95,7 @@ class PolicyTrainer:
         self._slots = self._objective.slots
         self._seed = seed
         self._total_optimizer_steps = total_steps * config.minibatches * config.epochs
-        self._optimizer = adamw(
-            model.parameters.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
-        )
+        self._optimizer = adamw(model.trained.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
         self._critic = None if algorithm.critic is None else Critic(model, algorithm.critic, config)
         self._state = TrainerState(policy_version=0, steps=0, optimizer_steps=0, bad_steps=0)
 
@@ -205,16 +203,17 @@ class PolicyTrainer:
 
     def stage(self) -> StagedParts:
         """Return copies of what this rank writes into a checkpoint; every rank must call it."""
-        return StagedParts(
-            weights=stage_weights(self.model), optimizer=stage_parts(self.optimizer_tensors(), self.model.ranks)
-        )
+        optimizer = stage_parts(self.optimizer_tensors(), self.model.ranks)
+        if self.model.adapter is not None:
+            return stage_adapter(self.model, self.model.adapter, optimizer)
+        return StagedParts(weights=stage_weights(self.model), optimizer=optimizer)
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """Return the state of the optimizer and of this rank's random generators by name; nothing is copied."""
         tensors = {f"{_RNG}.{self.model.ranks.rank}": torch.get_rng_state()}
         if self.model.device.type == "cuda":
             tensors[f"{_RNG}_cuda.{self.model.ranks.rank}"] = torch.cuda.get_rng_state(self.model.device)
-        for name, parameter in self.model.parameters.items():
+        for name, parameter in self.model.trained.items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 tensors[f"{key}.{name}"] = value
         return tensors if self._critic is None else tensors | self._critic.tensors()
@@ -226,13 +225,13 @@ class PolicyTrainer:
         """
         if self._critic is not None:  # before the policy, which a critic of another kind would leave changed
             self._critic.restore(checkpoint)
-        self.model.read(checkpoint.weights, checkpoint.path)
+        self.model.restore(checkpoint.weights, checkpoint.path)
         by_parameter: dict[str, dict[str, StoredTensor]] = {}
         for full_name, stored in checkpoint.optimizer.items():
             key, _, name = full_name.partition(".")
             by_parameter.setdefault(name, {})[key] = stored
         self._optimizer.state.clear()
-        for name, parameter in self.model.parameters.items():
+        for name, parameter in self.model.trained.items():
             if name in by_parameter:
                 state = by_parameter[name]
                 self._optimizer.state[parameter] = {key: take_state(parameter, stored) for key, stored in state.items()}
@@ -338,8 +337,8 @@ class PolicyTrainer:
     def _update(self, measured: LossMetrics, loss: float, lr: float, factor: float, number: int, done: _Done) -> None:
         started = time.perf_counter()
         if self.model.tensor_group is not None:
-            sum_partial_gradients(self.model.parameters, self.model.tensor_group)
-        norm = clip_gradients(self.model.parameters.values(), self._config.max_grad_norm)
+            sum_partial_gradients(self.model.trained, self.model.tensor_group)
+        norm = clip_gradients(self.model.trained.values(), self._config.max_grad_norm)
         problem = f"the loss is {loss}" if not math.isfinite(loss) else None
         if problem is None and not math.isfinite(norm):
             problem = f"the gradient norm is {norm}"
@@ -402,7 +401,7 @@ class PolicyTrainer:
     def _check_replicas(self) -> None:
         if self.model.tensor_group is None:
             return
-        agrees = replicas_agree(self.model.parameters, self.model.tensor_group)
+        agrees = replicas_agree(self.model.trained, self.model.tensor_group)
         worst = self.model.ranks.maximum(torch.tensor(0.0 if agrees else 1.0))  # all ranks raise, so that none waits
         if worst:
             raise InvariantError(

@@ -30,6 +30,7 @@ def test_a_field_is_explained_with_type_unit_default_and_flag() -> None:
 
 def test_the_last_part_of_a_field_is_enough() -> None:
     assert [line for line in explain_name("lr").splitlines() if not line.startswith(" ") and line] == [
+        "algorithm.critic.lr",
         "trainer.lr",
         "sft.lr",
     ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.commands.sft import encode_conversations, warm_start
+from agentrl.commands.models.sft import encode_conversations, warm_start
 from agentrl.config import RunConfig, parse_config
 from agentrl.errors import ConfigError
 from agentrl.tokens.renderer import Renderer

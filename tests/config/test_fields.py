@@ -19,6 +19,7 @@ def test_every_field_has_a_meaning_and_a_type_in_words() -> None:
 def test_the_fields_are_those_that_a_run_has() -> None:
     optional = {
         "sft": {"data": "d.jsonl"},
+        "trainer": {"lora": {}},
         "cluster": {"split": "auto"},
         "algorithm": {"advantage": "turn_gae", "critic": {}},
     }

@@ -19,7 +19,7 @@ from agentrl.plan.memory import GIB, RunMemory, TrainerMemory, run_memory
 from agentrl.plan.model import ModelShape, read_model
 from agentrl.plan.places import shared_gpus
 from agentrl.plan.plan import plan_run
-from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.config import LoraConfig, TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.policy import PolicyTrainer
 from tests.trainer.helpers import random_batch
@@ -256,3 +256,26 @@ def test_a_trainer_on_the_cpu_leaves_less_memory_for_published_weights() -> None
     assert memory_of({}, GIB, on_cpu=True).snapshot.free == 0
     assert memory_of({}, None, on_cpu=True).snapshot.free is None
     assert memory_of({"cluster": {"launcher": "attach"}}, 99 * GIB).snapshot.free is None
+
+
+def test_an_adapter_s_gradients_moments_and_checkpoint_are_its_own(checkpoint: Path) -> None:
+    settings = {"rank": 4, "targets": ["q_proj", "down_proj"]}
+    model = PolicyModel(checkpoint, device=torch.device("cpu"), lora=LoraConfig.model_validate(settings))
+    adapter = sum(tensor.numel() for tensor in model.trained.values())
+
+    found = memory_of({"model": {"path": str(checkpoint)}, "trainer": {"lora": settings}})
+
+    assert (found.trainer.gradients, found.trainer.optimizer) == (4 * adapter, 8 * adapter)
+    assert found.trainer.weights == 4 * (sum(tensor.numel() for tensor in model.parameters.values()) + adapter)
+    assert found.checkpoint == 12 * adapter
+
+
+def test_a_base_in_bfloat16_takes_half_the_memory() -> None:
+    trainer = {"dtype": "bfloat16", "lora": {"rank": 16}}
+    found = memory_of({"model": {"path": "Qwen3-4B"}, "trainer": trainer}).trainer
+    assert (found.weights + found.gradients + found.optimizer) / GIB == pytest.approx(8.0, abs=0.1)
+
+
+def test_a_rank_above_the_size_of_a_layer_is_a_problem_of_the_plan(checkpoint: Path) -> None:
+    plan = plan_run(parse_config(GOOD | {"model": {"path": str(checkpoint)}, "trainer": {"lora": {"rank": 17}}}))
+    assert "trainer.lora.rank: 17 is above the size of k_proj, [16, 32]" in " ".join(plan.problems)

@@ -70,7 +70,7 @@ def save_checkpoint(trainer: PolicyTrainer, directory: Path, note: str = "") -> 
 
 def state_bytes(trainer: PolicyTrainer) -> dict[str, bytes]:
     """Return the weights, and the optimizer's whole tensors, as bytes by name; every rank must call it."""
-    tensors = {**trainer.model.parameters, **trainer.optimizer_tensors()}
+    tensors = {**trainer.model.parameters, **trainer.model.trained, **trainer.optimizer_tensors()}
     return {name: bytes(raw_tensor(whole(tensor.detach())).data) for name, tensor in tensors.items()}
 
 

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.errors import ConfigError
-from agentrl.trainer.loading import model_tensors
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shape import MeshShape
 from agentrl.trainer.parallel.shard import whole
+from agentrl.weights.model_files import model_tensors
 from tests.support.ranks import on_ranks
 from tests.support.tiny import tiny_checkpoint
 from tests.trainer.helpers import load_plain

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agentrl.trainer.model import PolicyModel, compute_in_bfloat16
+from agentrl.trainer.model import PolicyModel
+from agentrl.trainer.precision import compute_in_bfloat16
 from tests.support.tiny import Architecture, tiny_checkpoint
 from tests.trainer.helpers import load_plain
 

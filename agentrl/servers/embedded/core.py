@@ -8,7 +8,8 @@ appended once, with the log-prob and the version of the weights that computed it
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.errors import RequestRejected
+from agentrl.servers.embedded.adapters import AdapterTokens, ServedAdapter, group_by_adapter
 from agentrl.servers.embedded.batching import Chunk, Pace, Piece, RowTable, build_batch, decoding_rows, plan_pieces
 from agentrl.servers.embedded.cache import KVCache
 from agentrl.servers.embedded.model import Transformer
@@ -57,6 +59,8 @@ class Core:
         self.output_tokens = self.prompt_tokens = self.cached_tokens = 0
         self.live: dict[str, EngineSequence] = {}
         self.waiting: deque[EngineSequence] = deque()
+        self.adapted: Counter[ServedAdapter] = Counter()
+        """Unfinished sequences of each adapter that has any."""
         self.table = RowTable(cache.num_rows)
         self._codec = codec
         self._eos_ids = eos_ids
@@ -75,8 +79,8 @@ class Core:
         """Return how many sequences hold a row."""
         return self._num_running
 
-    def submit(self, request: EngineRequest, sink: Sink) -> EngineSequence:
-        """Queue a request."""
+    def submit(self, request: EngineRequest, sink: Sink, adapter: ServedAdapter | None = None) -> EngineSequence:
+        """Queue a request, which `adapter` computes."""
         if request.rid in self.live:
             raise RequestRejected(f"duplicate request id {request.rid!r}: it is still being served", status=400)
         given = request.sampling.seed
@@ -88,7 +92,10 @@ class Core:
             codec=self._codec,
             eos_ids=self._eos_ids,
             seed=mix_seed(given) if given is not None else int(self._random.integers(1 << 63)),
+            adapter=adapter,
         )
+        if adapter is not None:
+            self.adapted[adapter] += 1
         self.live[request.rid] = sequence
         self.waiting.append(sequence)
         return sequence
@@ -128,6 +135,8 @@ class Core:
             cache.reserve(int(cache.known[rows].max()) + 1)
         work = [Chunk(sequence.row, start, end) for sequence, start, end in chunks]
         batch = build_batch(cache, rows, table.last_token[rows], work, num_kv_heads=self.model.spec.num_kv_heads)
+        if self.adapted:
+            batch = replace(batch, adapters=self._adapters(rows, chunks))
         hidden = self.model.hidden(batch, cache.data)
         cache.lengths[rows] += 1
         if chunks:
@@ -138,6 +147,11 @@ class Core:
         self._pace.measured(prefilled, time.perf_counter() - begin)
         return True
 
+    def _adapters(self, rows: NDArray[np.int64], chunks: list[Piece]) -> tuple[AdapterTokens, ...]:
+        owners = [self._owner(row).adapter for row in rows.tolist()] + [piece.sequence.adapter for piece in chunks]
+        counts = [1] * len(rows) + [piece.end - piece.start for piece in chunks]
+        return group_by_adapter(owners, counts, self.cache.data.device)
+
     def _admit(self) -> None:
         """Give rows to waiting sequences in order of arrival, and reuse the cached prefix of each."""
         held: list[EngineSequence] = []
@@ -145,7 +159,7 @@ class Core:
             sequence = self.waiting.popleft()
             ids = sequence.all_ids()
             limit = min(len(ids) - 1, sequence.scoring_from)
-            key = sequence.request.cache_key
+            key = sequence.cache_key
             match = self.cache.match(ids, limit, key) if limit > 0 else None
             if match is not None and self.cache.owned[match.row] and match.coming - match.length >= _WORTH_WAITING:
                 held.append(sequence)
@@ -275,6 +289,9 @@ class Core:
 
     def _finish(self, sequence: EngineSequence, finish: Finish) -> None:
         del self.live[sequence.request.rid]
+        if sequence.adapter is not None:
+            self.adapted[sequence.adapter] -= 1
+            self.adapted = +self.adapted
         if sequence.row >= 0:
             self._vacate(sequence)
         else:

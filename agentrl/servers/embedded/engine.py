@@ -19,6 +19,8 @@ import torch
 
 from agentrl.errors import ConfigError
 from agentrl.inference.backend import CONTEXT_HEADROOM
+from agentrl.servers.embedded.adapters import ServedAdapter, read_served_adapter
+from agentrl.servers.embedded.adapting import MAX_ADAPTERS, LoadedAdapters
 from agentrl.servers.embedded.cache import KVCache, plan_rows
 from agentrl.servers.embedded.core import Core
 from agentrl.servers.embedded.faults import SGLangFault
@@ -112,6 +114,8 @@ class EmbeddedEngine:
         )
         self.groups = GroupUpdates(self._updates, lambda: core.model.weights, self._fuse)
         """Receives weights from the trainer's memory."""
+        self.adapters = LoadedAdapters(core, self._gate, self._read_adapter)
+        """Holds LoRA adapters."""
         self._rate_mark = (time.monotonic(), 0)
 
     @property
@@ -127,6 +131,8 @@ class EmbeddedEngine:
             max_total_tokens=cache.num_rows * cache.max_context,
             architectures=(spec.architecture,),
             model_type=spec.model_type,
+            adapters=self.adapters.names,
+            max_adapters=MAX_ADAPTERS,
             dtype=self._options.dtype,
             device=str(self._device),
         )
@@ -166,7 +172,8 @@ class EmbeddedEngine:
 
     def submit(self, request: EngineRequest, sink: Sink) -> None:
         """Queue a request."""
-        sequence = self._core.submit(request, sink)
+        adapter = None if request.adapter is None else self.adapters.find(request.adapter)
+        sequence = self._core.submit(request, sink, adapter)
         sequence.parked = self._gate.paused is not None
         self._gate.notify()
 
@@ -257,6 +264,16 @@ class EmbeddedEngine:
         if not Path(model_path).is_dir():
             raise ConfigError(f"no directory {model_path}: expected a local HF model directory")
         return load_weights(model_path, self._spec, device=self._device, dtype=self._dtype)
+
+    def _read_adapter(self, name: str, path: str) -> ServedAdapter:
+        return read_served_adapter(
+            name,
+            Path(path),
+            self._spec,
+            base=Path(self._updates.model_path),
+            device=self._device,
+            dtype=self._dtype,
+        )
 
     def _fuse(self, tensors: dict[str, torch.Tensor]) -> ServedWeights:
         return build_weights(tensors, self._spec, origin="the update", device=self._device, dtype=self._dtype)

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from agentrl.servers.embedded.adapters import AdapterTokens, add_low_rank
 from agentrl.servers.embedded.spec import ModelSpec
-from agentrl.servers.embedded.weights import LayerWeights, ServedWeights
+from agentrl.servers.embedded.weights import ServedWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,8 @@ class StepBatch:
     """[N * 2K] int64: the rows for the keys and then the values of each token, in a layer's cache viewed as [-1, D]."""
     decode: DecodeRows | None
     prefill: Sequence[PrefillGroup]
+    adapters: Sequence[AdapterTokens] = ()
+    """Of the tokens that have one."""
 
 
 class Transformer:
@@ -93,10 +96,16 @@ class Transformer:
         x = F.embedding(batch.ids, self.weights.embedding)
         rope = self._rope.index_select(1, batch.positions).unbind()
         for index, layer in enumerate(self.weights.layers):
-            attended = self._attention(layer, self._norm(x, layer.input_norm), rope, batch, cache[index])
+            attended = self._attention(index, self._norm(x, layer.input_norm), rope, batch, cache[index])
             x = _project_onto(x, attended, layer.out, layer.out_bias)
-            gate, up = F.linear(self._norm(x, layer.post_norm), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            x = _project_onto(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+            add_low_rank(x, attended, batch.adapters, index, "out")
+            normed = self._norm(x, layer.post_norm)
+            gate_up = F.linear(normed, layer.gate_up, layer.gate_up_bias)
+            add_low_rank(gate_up, normed, batch.adapters, index, "gate_up")
+            gate, up = gate_up.chunk(2, -1)
+            inner = F.silu(gate).mul_(up)
+            x = _project_onto(x, inner, layer.down, layer.down_bias)
+            add_low_rank(x, inner, batch.adapters, index, "down")
         return self._norm(x, self.weights.final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -111,12 +120,12 @@ class Transformer:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return (x * torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()).mul_(weight)
 
-    def _attention(
-        self, layer: LayerWeights, x: Tensor, rope: tuple[Tensor, ...], batch: StepBatch, cache: Tensor
-    ) -> Tensor:
-        spec = self.spec
+    def _attention(self, index: int, x: Tensor, rope: tuple[Tensor, ...], batch: StepBatch, cache: Tensor) -> Tensor:
+        spec, layer = self.spec, self.weights.layers[index]
         heads, keys, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * keys, dim)
+        qkv = F.linear(x, layer.qkv, layer.qkv_bias)
+        add_low_rank(qkv, x, batch.adapters, index, "qkv")
+        qkv = qkv.view(-1, heads + 2 * keys, dim)
         rotated = qk = qkv[:, : heads + keys]
         if layer.qk_norm is not None:
             qk = self._norm(qk, layer.qk_norm)

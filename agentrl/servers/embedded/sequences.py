@@ -15,6 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError, RequestRejected
+from agentrl.servers.embedded.adapters import ServedAdapter
 from agentrl.servers.embedded.spec import read_json
 from agentrl.servers.engine import EngineRequest, Finish, RequestProgress, Sink
 from agentrl.types import Int32Array
@@ -83,6 +84,7 @@ class EngineSequence:
     window: int
     """Output tokens that may hold a new stop string; 0 without stop strings."""
     penalized: bool
+    adapter: ServedAdapter | None = None
     row: int = -1
     """Cache row; -1 while waiting."""
     marked: int = -1
@@ -94,6 +96,12 @@ class EngineSequence:
     """It arrived during the current pause."""
     deaf: bool = False
     """Aborts by its id are ignored, because of `SGLangFault.LOST_ABORTS`."""
+
+    @property
+    def cache_key(self) -> tuple[str, str]:
+        """Return the key of the prefixes that it may share: an adapter that is loaded again has others."""
+        key, salt = self.request.cache_key
+        return (key, salt) if self.adapter is None else (key, f"{salt}\0lora {self.adapter.serial}")
 
     def all_ids(self) -> Int32Array:
         """Return prompt and output so far, [n] int32."""
@@ -138,6 +146,7 @@ def make_sequence(
     codec: TextCodec,
     eos_ids: frozenset[int],
     seed: int,
+    adapter: ServedAdapter | None = None,
 ) -> EngineSequence:
     """Return the sequence of a request."""
     sampling, prompt = request.sampling, np.array(request.input_ids, np.int32)
@@ -158,6 +167,7 @@ def make_sequence(
         progress=RequestProgress(request=request, input_logprobs=[None] if 0 <= start < len(prompt) else None),
         prompt=prompt,
         seed=seed,
+        adapter=adapter,
         stop_ids=frozenset() if sampling.ignore_eos else frozenset(sampling.stop_token_ids),
         held_ids=tuple(token for token in held if 0 <= token < vocab_size),
         window=max((len(stop.encode()) for stop in sampling.stop), default=-1) + 1,

@@ -17,6 +17,7 @@ from aiohttp.typedefs import Handler
 
 from agentrl.errors import RequestRejected
 from agentrl.servers.engine import InferenceEngine
+from agentrl.servers.http.adapters import AdapterRoutes
 from agentrl.servers.http.control import ControlRoutes, GroupRoutes, InfoRoutes
 from agentrl.servers.http.errors import error_reply, json_reply, openai_error, refusal
 from agentrl.servers.http.generate import GenerateRoute
@@ -62,6 +63,7 @@ def create_app(
     GenerateRoute(engine).add_to(app)
     ControlRoutes(engine).add_to(app)
     GroupRoutes(engine.groups).add_to(app)
+    AdapterRoutes(engine.adapters).add_to(app)
     InfoRoutes(engine, blocking_health=blocking_health).add_to(app)
     if add_routes is not None:
         add_routes(app, engine)

@@ -320,6 +320,7 @@ class InfoRoutes:
                 "architectures": list(info.architectures),
                 "vocab_size": info.vocab_size,
                 "context_length": info.max_context_tokens,
+                "lora_adapters": list(info.adapters),
             }
         )
 
@@ -347,6 +348,8 @@ class InfoRoutes:
             "max_req_input_len": info.max_context_tokens - CONTEXT_RESERVE,
             "max_running_requests": info.max_running_requests,
             "max_total_num_tokens": info.max_total_tokens,
+            "enable_lora": info.max_adapters > 0,
+            "max_loaded_loras": info.max_adapters or None,
             "tp_size": 1,
             "dp_size": 1,
             "stream_interval": 1,

@@ -130,7 +130,6 @@ class _UnsupportedOptions(msgspec.Struct, kw_only=True):
     image_data: object = None
     video_data: object = None
     audio_data: object = None
-    lora_path: object = None
     session_id: str | None = None
     session_params: object = None
     custom_logit_processor: object = None
@@ -156,6 +155,8 @@ class GenerateBody(_UnsupportedOptions, kw_only=True):
     return_prompt_token_ids: bool = False
     cache_salt: str | list[str] | None = None
     extra_key: str | list[str] | None = None
+    lora_path: str | list[str | None] | None = None
+    """Name of a loaded adapter, for all prompts or for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +210,10 @@ def plan_generate(
     starts = _each(sent.logprob_start_len, total, batched, "logprob_start_len", default=-1)
     salts = _each(sent.cache_salt, total, batched, "cache_salt", default="")
     keys = _each(sent.extra_key, total, batched, "extra_key", default="")
+    adapters = _each(sent.lora_path, total, batched, "lora_path", default=None)
+    for name in {*adapters} - {None, *info.adapters}:
+        loaded = ", ".join(info.adapters) or "none"
+        raise rejected(f"the LoRA adapter {name!r} is not loaded; loaded: {loaded}")
     requests: list[EngineRequest] = []
     for at, prompt in enumerate(prompts.ids):
         sampling = _check_prompt(prompt, sampled[at], info)
@@ -221,6 +226,7 @@ def plan_generate(
                 logprob_start_len=start,
                 stream=sent.stream,
                 cache_key=(keys[at], salts[at]),
+                adapter=adapters[at],
             )
             for sample in range(count)
         ]

@@ -25,6 +25,7 @@ from agentrl.servers.engine import (
     EnginePauseMode,
     EngineRequest,
     Finish,
+    NoAdapters,
     RequestProgress,
     Sink,
 )
@@ -53,6 +54,8 @@ class ScriptedEngine:
         self.player = ScriptPlayer(script, vocab_size=vocab_size, **settings)
         self.groups = ScriptedGroups(self)
         """Records weight updates from process groups; no tensors are sent."""
+        self.adapters = NoAdapters()
+        """Refuses LoRA adapters."""
         self.aborted: list[str] = []
         """Ids of the requests that were aborted."""
         self.control_faults: dict[ControlCall, Fault] = {}

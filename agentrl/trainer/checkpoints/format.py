@@ -7,6 +7,9 @@ Invariant: a digest covers every byte that training continues from. The parts in
     model.safetensors             the weights; of several ranks model-00001-of-00002.safetensors ... and an index
     optimizer.state               optimizer and random states; of several ranks optimizer-00001-of-00002.state ...
     config.json, tokenizer.json   and more copies, so that the directory is a Hugging Face model
+
+Of an adapter, `adapter_model.safetensors`, `adapter_config.json` (as PEFT's) and `agentrl_base.json` (the digest of the
+base) are in place of the weights and the copies, so that PEFT and servers load the directory.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from agentrl.errors import AgentRLError, TrainError
+from agentrl.trainer.adapter import Adapter
 from agentrl.trainer.base import SaveReport
 from agentrl.trainer.checkpoints.format import (
     OPTIMIZER_FILE,
@@ -43,6 +44,7 @@ from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks, together
 from agentrl.trainer.parallel.shard import held_box, whole
 from agentrl.trainer.parallel.snapshot import raw_tensor, torch_tensor
+from agentrl.weights.adapter import ADAPTER_WEIGHTS_FILE, adapter_documents
 from agentrl.weights.disk import (
     atomic_directory,
     copy_model_files,
@@ -68,6 +70,8 @@ class StagedParts:
     """Whole tensors, by HF parameter name."""
     optimizer: Mapping[str, TensorPart]
     """By name; random states are among them."""
+    adapter: Mapping[str, bytes] | None = None
+    """Where `weights` are those of an adapter, by PEFT's names: the files that describe it. Rank 0 has all of them."""
 
 
 def stage_weights(model: PolicyModel) -> dict[str, TensorPart]:
@@ -84,6 +88,18 @@ def stage_weights(model: PolicyModel) -> dict[str, TensorPart]:
         owned |= {name: _host_copy(buffer) for name, buffer in model.saved_buffers().items()}
     named = {name: raw_tensor(tensor) for name, tensor in model.with_checkpoint_names(owned).items()}
     return {name: TensorPart(whole=raw.shape, offset=(0,) * len(raw.shape), data=raw) for name, raw in named.items()}
+
+
+def stage_adapter(model: PolicyModel, adapter: Adapter, optimizer: Mapping[str, TensorPart]) -> StagedParts:
+    """Return copies of an adapter on rank 0, and this rank's part of the optimizer; every rank must call it."""
+    copies: dict[str, TensorPart] = {}
+    for name, parameter in adapter.matrices().values():
+        gathered = whole(parameter.detach())  # a collective: every rank takes part
+        if model.ranks.rank == 0:
+            raw = raw_tensor(_host_copy(gathered))
+            copies[name] = TensorPart(whole=raw.shape, offset=(0,) * len(raw.shape), data=raw)
+    documents = adapter_documents(adapter.peft_config(model.base.path), model.base)
+    return StagedParts(weights=copies, optimizer=optimizer, adapter=documents)
 
 
 def stage_parts(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, TensorPart]:
@@ -192,8 +208,9 @@ def _write_part(ranks: Ranks, job: CheckpointJob, folder: Path) -> RankReport:
     files: dict[str, FileRecord] = {}
     indexes: list[dict[str, TensorRecord]] = []
     try:
-        for base, parts in ((WEIGHTS_FILE, job.parts.weights), (OPTIMIZER_FILE, job.parts.optimizer)):
-            name = shard_file(base, ranks.rank, ranks.world)
+        optimizer = shard_file(OPTIMIZER_FILE, ranks.rank, ranks.world)
+        weights = shard_file(WEIGHTS_FILE, ranks.rank, ranks.world) if job.parts.adapter is None else ADAPTER_WEIGHTS_FILE
+        for name, parts in ((weights, job.parts.weights), (optimizer, job.parts.optimizer)):
             if parts:
                 write_safetensors(folder / name, {key: part.data for key, part in parts.items()})
                 flush(folder / name)
@@ -210,13 +227,14 @@ def _complete(ranks: Ranks, job: CheckpointJob, folder: Path, reports: list[Rank
     try:
         files = {name: record for report in reports for name, record in report.files.items()}
         index = ShardIndex.joined([report.index for report in reports])
-        extra = {SHARDS_FILE: msgspec.json.encode(index)}
-        if ranks.world > 1:
+        extra = {SHARDS_FILE: msgspec.json.encode(index), **(job.parts.adapter or {})}
+        if ranks.world > 1 and job.parts.adapter is None:
             extra[WEIGHTS_INDEX_FILE] = _weights_index(index.weights, files)
         for name, content in extra.items():
             (folder / name).write_bytes(content)
             files[name] = FileRecord.of(folder / name)
-        copy_model_files(job.source, folder)
+        if job.parts.adapter is None:  # beside an adapter, servers would take its tokenizer for another one
+            copy_model_files(job.source, folder)
         unsigned = CheckpointRecord(state=job.state, note=job.note, world=ranks.world, files=files, digest="")
         record = msgspec.structs.replace(unsigned, digest=unsigned.own_digest)
         (folder / STATE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))

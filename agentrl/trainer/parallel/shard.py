@@ -21,15 +21,8 @@ from agentrl.weights.tensors import Index
 Method = TypeVar("Method", bound=Callable[..., Tensor])
 
 
-def shard(
-    module: nn.Module,
-    blocks: nn.ModuleList,
-    mesh: DeviceMesh,
-    *,
-    bfloat16: bool,
-    prepare: Callable[[nn.Module], None] | None = None,
-) -> None:
-    """Split `module` over `mesh`, each of `blocks` gathered by itself, after `prepare`; parts have no memory yet.
+def shard(module: nn.Module, blocks: nn.ModuleList, mesh: DeviceMesh, *, bfloat16: bool) -> None:
+    """Split `module` over `mesh`, each of `blocks` gathered by itself; parts have no memory yet.
 
     With `bfloat16` the gathered copies have that type, while weights, gradients and their reduction stay float32: the
     forward pass is exactly that of a bfloat16 model.
@@ -38,8 +31,6 @@ def shard(
     if bfloat16:  # inputs stay as they are: they include the temperatures, which are float32
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for block in blocks:
-        if prepare is not None:
-            prepare(block)
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh, mp_policy=policy)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from agentrl.errors import InvariantError, TrainError
 from agentrl.trainer.parallel.ranks import Ranks, together
-from agentrl.trainer.parallel.shard import held_box
+from agentrl.trainer.parallel.shard import held_box, local_part
 from agentrl.weights.tensors import RawTensor
 
 BUCKET_BYTES: Final = 64 << 20
@@ -32,6 +32,10 @@ _TORCH_TYPES: Mapping[str, torch.dtype] = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 _TYPE_NAMES = {value: key for key, value in _TORCH_TYPES.items()}
+
+
+Change: TypeAlias = Callable[[str, Tensor], Tensor]
+"""Returns what leaves in place of the elements that this rank holds of a tensor, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +57,18 @@ class _RankPart:
 
 
 def snapshot(
-    tensors: Mapping[str, Tensor], ranks: Ranks, *, dtype: torch.dtype | None = None, in_file: bool = False
+    tensors: Mapping[str, Tensor],
+    ranks: Ranks,
+    *,
+    dtype: torch.dtype | None = None,
+    in_file: bool = False,
+    change: Change | None = None,
 ) -> dict[str, Tensor]:
     """Return contiguous copies of whole `tensors` on the host; empty on ranks other than 0.
 
     It is a collective where a tensor is split, or with `in_file`, and takes the same names in the same order on every rank.
     On GPUs the copies in memory are pinned; those in a file take memory only as long as there is enough of it.
+    `change` makes what is copied of the elements that a rank holds of a tensor, in the same shape.
 
     Raises:
         InvariantError: the parts of a tensor do not make it up.
@@ -73,13 +83,17 @@ def snapshot(
     if ranks.rank == 0:
         for name, tensor in tensors.items():
             if name not in split:
-                copies[name].copy_(tensor.detach(), non_blocking=True)
+                copies[name].copy_(_own(name, tensor, change), non_blocking=True)
     parts = _parts_of_all(split, ranks)
     for names in _buckets(split, dtype):
-        _collect(names, split, parts, copies, ranks, dtype)
+        _collect(names, split, parts, copies, ranks, dtype, change)
     if any(tensor.is_cuda for tensor in tensors.values()):
         torch.cuda.synchronize()
     return copies
+
+
+def _own(name: str, tensor: Tensor, change: Change | None) -> Tensor:
+    return local_part(tensor).detach() if change is None else change(name, tensor)
 
 
 def _host_empty(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -157,6 +171,7 @@ def _collect(
     copies: Mapping[str, Tensor],
     ranks: Ranks,
     dtype: torch.dtype | None,
+    change: Change | None,
 ) -> None:
     """Gather the parts of some tensors on rank 0, all as long as the longest rank's, and copy them into place."""
     sizes = [sum(part.size for name in names for part in parts[name] if part.rank == rank) for rank in range(ranks.world)]
@@ -166,7 +181,7 @@ def _collect(
     for name in names:
         for part in parts[name]:
             if part.rank == ranks.rank:
-                own[at : at + part.size].view(part.shape).copy_(tensors[name].to_local().detach())
+                own[at : at + part.size].view(part.shape).copy_(_own(name, tensors[name], change))
                 at += part.size
     for rank, flat in enumerate(ranks.collected(own)):
         at = 0

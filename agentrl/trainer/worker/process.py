@@ -209,7 +209,7 @@ class _Worker:
             free = self.free_memory()
             self.snapshot = snapshot_kind(self.snapshot, num_bytes, free)
         copied = self.snapshot == "host"
-        stays = copied or model.is_split
+        stays = copied or model.leaves_as_copies
         tensors = model.weights(dtype, copied=copied, in_file=not copied)
         if self.ranks.rank == 0:
             self.outgoing.hold(HeldWeights(version=request.version, dtype=request.dtype, tensors=tensors, snapshot=stays))
@@ -410,6 +410,9 @@ def _load_worker(
         gradient_checkpointing=config.gradient_checkpointing,
         ranks=ranks,
         share=config.shared_prefixes == "auto",
+        lora=config.lora,
+        trainable=config.trainable,
+        seed=request.seed,
     )
     trainer = PolicyTrainer(model, config, algorithm, total_steps=request.total_steps, seed=request.seed)
     sync, source = SyncConfig.model_validate_json(request.sync), Path(request.model_path)

@@ -95,7 +95,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"input_ids": [1], "top_logprobs_num": 3}, "top_logprobs_num is not supported"),
     ({"input_ids": [1], "token_ids_logprob": [3]}, "token_ids_logprob is not supported"),
     ({"input_ids": [1], "return_text_in_logprobs": True}, "return_text_in_logprobs is not supported"),
-    ({"input_ids": [1], "lora_path": "adapter"}, "lora_path is not supported"),
+    ({"input_ids": [1], "lora_path": "adapter"}, "is not loaded; loaded: none"),
     ({"input_ids": [1], "sampling_params": {"n": 1_000_000_000}}, "at most 1024 samples are allowed in a call"),
     ({"input_ids": [[1]] * 600, "sampling_params": {"n": 2}}, "got 600 prompts with n = 2"),
     ({"text": ["a"] * 2000}, "got 2000 characters in 2000 prompts"),

@@ -42,6 +42,8 @@ def make_trainer(ranks: Ranks, path: Path, settings: dict[str, Any]) -> PolicyTr
         gradient_checkpointing=config.gradient_checkpointing,
         ranks=ranks,
         share=config.shared_prefixes == "auto",
+        lora=config.lora,
+        trainable=config.trainable,
     )
     return PolicyTrainer(model, config, algorithm, total_steps=10, seed=5)
 

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.trainer.loading import model_tensors
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks, make_mesh
 from agentrl.trainer.parallel.shape import MeshShape
 from agentrl.types import Float32Array
+from agentrl.weights.model_files import model_tensors
 from tests.support.ranks import on_ranks
 from tests.support.tiny import Architecture, tiny_checkpoint
 from tests.trainer.helpers import random_batch

@@ -25,6 +25,7 @@ from agentrl.errors import ConfigError
 from agentrl.files import write_json
 from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.watchdog.loop import run_watched
+from agentrl.weights.merging import whole_model
 from agentrl.workflow import load_workflow
 from agentrl_workflows.demo.curve import draw_curve
 from agentrl_workflows.demo.evaluations import evaluate_checkpoint
@@ -76,7 +77,7 @@ def run_demo(
     console.rule("reinforcement learning")
     report = anyio.run(_train_student, run)
     console.rule("after: the trained weights on held-out tasks")
-    checkpoint = Path(str(report.checkpoint))
+    checkpoint = whole_model(Path(str(report.checkpoint)))
     after = run_watched(partial(evaluate_checkpoint, run, checkpoint, recipe, held_out, recipe.limits_after))
     summary = {
         **summary_fields(recipe, before, after, report),

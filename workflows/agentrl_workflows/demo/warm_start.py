@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agentrl.commands.sft import encode_conversations, run_sft_with_progress
+from agentrl.commands.models.sft import encode_conversations, run_sft_with_progress
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.config import SftConfig
 from agentrl_workflows.demo.recipe import DemoRecipe

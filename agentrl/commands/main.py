@@ -48,7 +48,7 @@ COMMANDS: Final = {
     ),
     "sft": Command(
         "models.sft:sft_command",
-        "Warm-start a model on conversations (the file's sft section) and write the new checkpoint.",
+        "Warm-start a model on conversations (the file's sft section) and write a checkpoint.",
     ),
     "merge": Command(
         "models.merge:merge_command",

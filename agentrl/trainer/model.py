@@ -132,19 +132,19 @@ class PolicyModel:
             device: of the weights.
             dtype: of the forward and backward pass; the log-softmax is float32 in any case.
             gradient_checkpointing: recompute activations in the backward pass.
-            max_logits: logits (n x V) that are made at once, 0.5 GiB by default; more are made in slices, and again backward.
+            max_logits: logits (n x V) that are made at once, 0.5 GiB by default; more are made in slices and recomputed.
             ranks: the processes over which the weights are split; None: this one holds them whole.
             share: let passes compute common prefixes once, where the architecture can; see `shares_prefixes`.
             lora: the adapter that is trained in place of the weights, which then take `dtype`; drawn from `seed`.
             trainable: pattern of the names of the weights that are trained; None: all.
+            seed: of the adapter.
         """
         self.path = Path(path)
         self.device = device
         self.ranks = ranks or Ranks()
         self.module, stored = together(self.ranks, partial(_read_headers, self.path))
         self._conversions = conversions_of(self.module)
-        self.vocab_size = int(self._head.get_parameter("weight").shape[0])
-        self.hidden_size = int(self._head.get_parameter("weight").shape[1])
+        self.vocab_size, self.hidden_size = map(int, self._head.get_parameter("weight").shape)
         self._max_logits = max_logits
         set_for_training(self.module, gradient_checkpointing=gradient_checkpointing)
         mesh = self.ranks.mesh(device)

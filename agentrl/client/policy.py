@@ -207,6 +207,7 @@ class PolicyBackend(ClientBackend):
             stop_reason=generation.stop_reason,
             matched_stop=generation.matched_stop,
             temperature=request.sampling.temperature,
+            cached_tokens=generation.cached_tokens,
             speaker=speaker,
         )
         episode.announce(completion_id(request), count, given)

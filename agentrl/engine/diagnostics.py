@@ -12,7 +12,7 @@ least K results. `majority_rate` is the share of tasks whose most frequent answe
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
@@ -80,7 +80,7 @@ def advantage_metrics(episodes: Iterable[Trajectory], advantages: Iterable[Seque
 
 
 def speaker_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
-    """Return turns and tokens by role, forks by the program that asked, and turns that are left out of training."""
+    """Return figures of turns: by role, by the program that asked, from prefix caches, and left out of training."""
     turns = [turn for episode in episodes for turn in episode.turns]
     figures: dict[str, float] = {}
     for name, tokens in _values_by_name([(turn.role, float(len(turn.output_ids))) for turn in turns]).items():
@@ -89,8 +89,26 @@ def speaker_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
             figures[f"output_tokens_mean_by_role.{name}"] = math.fsum(tokens) / len(episodes)
     forks = _values_by_name([(turn.client, float(turn.fork is not None)) for turn in turns])
     figures |= {f"forks_by_client.{name}": math.fsum(found) for name, found in forks.items() if any(found)}
+    figures |= _cached_shares(episodes)
     left_out = sum(turn.left_out for turn in turns)
     return figures | ({"left_out_turns": float(left_out)} if left_out else {})
+
+
+def _cached_shares(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the share of prompt tokens that prefix caches held, of all turns and by the number of the turn."""
+    cached, prompts = Counter[str](), Counter[str]()
+    for episode in episodes:
+        ends: list[int] = []
+        for number, turn in enumerate(episode.turns):
+            prompt = len(turn.context_ids) + (0 if turn.parent is None else ends[turn.parent])
+            ends.append(prompt + len(turn.output_ids))
+            if turn.cached_tokens is not None and prompt:
+                first = 1 << max(0, number.bit_length() - 1) if number else 0
+                label = f"{first}" if first < 2 else f"{first}_to_{2 * first - 1}"
+                for name in ("cached_share", f"cached_share_by_turn.{label}"):
+                    cached[name] += turn.cached_tokens
+                    prompts[name] += prompt
+    return {name: cached[name] / prompts[name] for name in prompts}
 
 
 def _by_name(named: Sequence[_Named], kind: str) -> dict[str, float]:

@@ -162,6 +162,8 @@ class Turn:
     """When the request was made, seconds of `time.perf_counter`, in a record of the run's clock; null where not known."""
     ended_s: float | None = None
     """When the answer was recorded, seconds of the same clock."""
+    cached_tokens: int | None = None
+    """Tokens of the prompt that the server's prefix cache held; null where not known, and in older records."""
     prompt_digest: bytes = b""
     """16 bytes: digest of the decimal, comma-joined ids sent to the server for this call."""
 

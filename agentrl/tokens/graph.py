@@ -192,6 +192,7 @@ class TokenGraph:
         stop_reason: StopReason,
         matched_stop: int | str | None,
         temperature: float,
+        cached_tokens: int | None = None,
         speaker: Speaker = Speaker(),  # noqa: B008 - an immutable tuple
     ) -> int:
         """Record a finished model call; return the index of its turn.
@@ -204,6 +205,7 @@ class TokenGraph:
             stop_reason: STOP, LENGTH or ABORT.
             matched_stop: the token id or stop string that ended it.
             temperature: of the call.
+            cached_tokens: how many of the prompt the server had computed before; None: not known.
             speaker: the agent that took the turn.
         """
         extension, parent = prompt.extension, prompt.extension.parent
@@ -226,6 +228,7 @@ class TokenGraph:
             parent=parent,
             message=parsed.to_message(),
             temperature=temperature,
+            cached_tokens=cached_tokens,
             fork=extension.fork,
             kept_thinking=extension.kept_thinking,
             prompt_digest=self._contexts.record(len(self._turns), prompt, output),

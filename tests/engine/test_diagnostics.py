@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -165,3 +166,21 @@ def test_a_turn_that_is_left_out_has_no_advantage_metrics_and_no_trained_token()
     played = episode([turn(), replace(turn(), left_out=True)], 1.0)
     assert [int(branch.loss_mask.sum()) for branch in played.branches()] == [len(played.turns[0].output_ids), 0]
     assert advantage_metrics([played], [(1.0, 5.0)])["advantage_mean"] == 1.0
+
+
+def test_the_share_of_prompts_from_caches_counts_whole_prompts_and_known_turns_only() -> None:
+    def sized(context: int, output: int, cached: int | None, parent: int | None) -> Turn:
+        arrays = {"context_ids": np.zeros(context, np.int32), "output_ids": np.zeros(output, np.int32)}
+        return replace(turn(), **arrays, cached_tokens=cached, parent=parent)
+
+    played = episode(
+        [sized(10, 2, 0, None), sized(3, 5, 12, 0), sized(4, 1, None, 1), sized(7, 1, 20, 1), sized(20, 1, 5, None)], 1.0
+    )
+    shares = {name: value for name, value in speaker_metrics([played]).items() if name.startswith("cached_share")}
+    assert shares == {
+        "cached_share": pytest.approx((0 + 12 + 20 + 5) / (10 + 15 + 27 + 20)),
+        "cached_share_by_turn.0": 0.0,
+        "cached_share_by_turn.1": pytest.approx(12 / 15),
+        "cached_share_by_turn.2_to_3": pytest.approx(20 / 27),
+        "cached_share_by_turn.4_to_7": pytest.approx(5 / 20),
+    }

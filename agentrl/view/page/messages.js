@@ -76,6 +76,7 @@ function turnFacts(episode, index) {
   if (turn.temperature === 0) facts.push(el("span", { class: "chip" }, "greedy"));
   if (turn.stop_reason !== "stop") facts.push(el("span", { class: "chip warn" }, turn.stop_reason));
   if (turn.kept_thinking) facts.push(el("span", { class: "chip" }, "kept reasoning"));
+  if (isNumber(turn.cached_tokens)) facts.push(el("span", { title: "prompt tokens from the server's prefix cache" }, `${formatNumber(turn.cached_tokens)} cached`));
   if (isNumber(turn.started_s)) facts.push(el("span", {}, formatSeconds(turn.ended_s - turn.started_s)));
   return facts;
 }

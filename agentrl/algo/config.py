@@ -155,9 +155,10 @@ class AlgorithmConfig(Config):
 
     @model_validator(mode="after")
     def _check_slots(self) -> AlgorithmConfig:
-        if self.normalize != "none" and "batch" in self.slots.advantage.needs:
+        advantage = self.slots.advantage
+        if self.normalize != "none" and "batch" in advantage.needs:
             raise ValueError(
-                f"algorithm.normalize: {self.slots.advantage.name} normalizes over the batch itself; remove normalize, or "
+                f"algorithm.normalize: {advantage.name} normalizes over the batch itself; remove normalize, or "
                 "choose another advantage"
             )
         return self

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.guard import ess_ratio
-from agentrl.algo.loss import SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, over_ranks
+from agentrl.algo.loss import COUNTS, SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, over_ranks
 from agentrl.algo.objective import Objective
 from agentrl.algo.packing import DealtPass, deal, split_minibatches
 from agentrl.algo.prefixes import plan_passes
@@ -52,6 +52,8 @@ class _Done:
     factors: list[float] = field(default_factory=list[float])
     """What the guard multiplied the learning rate by, in each minibatch."""
     applied: list[LossMetrics] = field(default_factory=list[LossMetrics])
+    first_pass: list[LossMetrics] = field(default_factory=list[LossMetrics])
+    """Those of `applied` that the first pass over the batch has measured."""
     norms: dict[int, float] = field(default_factory=dict[int, float])
     """Gradient norm by the number of the minibatch, from 1."""
     critic_norms: list[float] = field(default_factory=list[float])
@@ -66,6 +68,9 @@ class _Done:
 
     def summary(self) -> Mapping[str, float]:
         combined = combine(self.applied)
+        if len(self.first_pass) < len(self.applied):  # several passes: a token counts once
+            once = combine(self.first_pass)
+            combined |= {name: once.get(name, 0.0) for name in combined if name.startswith(COUNTS)}
         if self.norms:
             combined["loss"] /= len(self.norms)
             combined["grad_norm"] = sum(self.norms.values()) / len(self.norms)
@@ -128,6 +133,7 @@ class PolicyTrainer:
         for epoch in range(self._config.epochs):
             found = self._epoch(batch, epoch, proximal, done)
             if not epoch:
+                done.first_pass = list(done.applied)
                 proximal = self._merged(batch, found)
         self._advance(batch.policy_version, bad=bool(done.bad), applied=bool(done.norms))
         if self._reference is not None:

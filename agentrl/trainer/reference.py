@@ -28,7 +28,16 @@ class Reference:
     """The log-probs of a policy that is not trained."""
 
     def __init__(self, policy: PolicyModel, config: ReferenceConfig, trainer: TrainerConfig) -> None:
-        """Read the checkpoint of `policy` again; every rank must call it."""
+        """Read the checkpoint of `policy` again; every rank must call it.
+
+        Raises:
+            ConfigError: it is to follow a policy that is an adapter.
+        """
+        if config.refresh_every and policy.adapter is not None:
+            raise ConfigError(
+                "algorithm.reference.refresh_every: the reference of a run with trainer.lora is the base, which never "
+                "changes; remove refresh_every"
+            )
         self._policy = policy
         self._model = second_model(policy, trainer)
         self._refresh_every = config.refresh_every

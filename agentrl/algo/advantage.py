@@ -9,12 +9,13 @@ that teaches nothing has advantages of exactly 0. numpy only: this runs in the d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
+from agentrl.algo.advantages.estimated import GroupAdvantages
 from agentrl.algo.advantages.gae import ValueEstimate
 from agentrl.algo.advantages.players import Float64Array
 from agentrl.algo.advantages.whitening import whiten
@@ -24,23 +25,8 @@ from agentrl.episode.checks import MAX_REWARD, check_reward_time
 from agentrl.errors import InvariantError
 from agentrl.types import Float32Array, Group, Sample, Trajectory
 
-ByTurn: TypeAlias = tuple[tuple[Float64Array, ...], ...]
 GroupLogprobs: TypeAlias = Sequence[Sequence[Float32Array]]
 """For each episode of a group and each of its turns: [output tokens] nats, under the trainer's weights."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupAdvantages:
-    """The advantages of one group."""
-
-    per_turn: tuple[Float64Array, ...]
-    """For each episode: [turns] float64, indexed like `Trajectory.turns`."""
-    zero_variance: bool
-    """True when every advantage is exactly 0."""
-    per_token: ByTurn | None = None
-    """For each episode and turn: [output tokens] advantages; None: the tokens of a turn share its own."""
-    targets: ByTurn | None = None
-    """For each episode and turn: [output tokens] targets of the critic; None: there is none."""
 
 
 def advantages(group: Group, config: AlgorithmConfig) -> GroupAdvantages:

@@ -25,3 +25,14 @@ class CriticConfig(Config):
     """Peak learning rate of its AdamW; none: ten times `trainer.lr`."""
     warmup_steps: int = Field(default=0, ge=0)
     """First batches of the run, from which the critic learns alone and the policy stays as it is."""
+
+
+class ReferenceConfig(Config):
+    """A frozen policy near which the policy stays: by the term `kl`, by the reward, or by both."""
+
+    refresh_every: int = Field(default=0, ge=0)
+    """Batches after which the weights of then take its place, again and again; 0: those that the run began with stay."""
+    reward_weight: float = Field(default=0.0, ge=0)
+    """Factor of each turn's KL to the reference, which is taken off the turn's reward; 0: rewards stay."""
+    reward_k: Literal[1, 2, 3] = 1
+    """Estimator of that KL: d, d^2 / 2, or exp(-d) - 1 + d, d = log mu - log reference; only 1 is unbiased in a reward."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 from pydantic import BeforeValidator, Field, model_validator
 
 from agentrl.algo.advantages import ADVANTAGES
-from agentrl.algo.companions import CriticConfig
+from agentrl.algo.companions import CriticConfig, ReferenceConfig
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.filled import AlgorithmSlots, aggregate_of, filled
 from agentrl.algo.guard import GUARDS
@@ -79,6 +79,9 @@ class AlgorithmConfig(Config):
     played for a batch, after which the others fill it up."""
     advantage: Annotated[SlotValue, BeforeValidator(_advantage_slot)] = "episode"
     """`episode`: return minus group mean, for every token. `turn`: return-to-go with a leave-one-out group baseline."""
+    normalize: Literal["none", "group", "batch", "running"] = "none"
+    """Divide advantages by their root mean square over the tokens of the `group`, the `batch`, or, `running`, all batches so
+    far, the older the less; a checkpoint holds what was seen."""
     policy_loss: Annotated[SlotValue, BeforeValidator(_policy_loss)] = "ppo"
     """The loss of a token from its ratio and advantage, such as `ppo`, `gspo` or `cispo`."""
     correction: Annotated[dict[str, SlotValue], BeforeValidator(_correction)] = Field(default_factory=dict[str, SlotValue])
@@ -94,6 +97,8 @@ class AlgorithmConfig(Config):
     guard: Annotated[SlotValue, BeforeValidator(_guard_slot)] = "none"
     """What the learning rate of a minibatch is multiplied by, from its ratio of effective samples: `none` (1),
     `effective_samples`, or a function."""
+    reference: ReferenceConfig | None = None
+    """The frozen policy to which a KL is computed; none: there is none."""
     max_staleness: int = Field(default=2, ge=0)
     """Published versions a trained token may be behind; 0 is synchronous RL."""
     staleness_policy: Literal["wait", "mask", "drop"] = "wait"
@@ -111,6 +116,7 @@ class AlgorithmConfig(Config):
             advantage: object = ...,
             discount: float = ...,
             normalize_std: bool = ...,
+            normalize: Literal["none", "group", "batch", "running"] = ...,
             policy_loss: object = ...,
             clip_low: float = ...,
             clip_high: float = ...,
@@ -121,6 +127,7 @@ class AlgorithmConfig(Config):
             aggregate: object = ...,
             critic: object = ...,
             guard: object = ...,
+            reference: object = ...,
             max_staleness: int = ...,
             staleness_policy: Literal["wait", "mask", "drop"] = ...,
         ) -> None: ...
@@ -148,7 +155,12 @@ class AlgorithmConfig(Config):
 
     @model_validator(mode="after")
     def _check_slots(self) -> AlgorithmConfig:
-        _ = self.slots
+        advantage = self.slots.advantage
+        if self.normalize != "none" and "batch" in advantage.needs:
+            raise ValueError(
+                f"algorithm.normalize: {advantage.name} normalizes over the batch itself; remove normalize, or "
+                "choose another advantage"
+            )
         return self
 
 
@@ -163,6 +175,7 @@ def _slots_of(config: AlgorithmConfig) -> AlgorithmSlots:
         guard=config.guard,
         group_size=config.group_size,
         critic=config.critic is not None,
+        reference=config.reference,
     )
 
 

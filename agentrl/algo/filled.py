@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from agentrl.algo.advantages import ADVANTAGES
+from agentrl.algo.companions import ReferenceConfig
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.guard import GUARDS
 from agentrl.algo.keeps import KEEPS
@@ -102,6 +103,7 @@ def filled(
     guard: SlotValue,
     group_size: int,
     critic: bool = False,
+    reference: ReferenceConfig | None = None,
 ) -> AlgorithmSlots:
     """Return the slots that the run file's values fill.
 
@@ -129,7 +131,7 @@ def filled(
         estimator = Slot(field=estimator.field, name=estimator.name, given=given, bundled=estimator.bundled)
     chosen = slot_of("algorithm.keep", keep, KEEPS)
     every = (estimator, loss, token, sequence, *(term.slot for term in added))
-    _check_needs(every, critic=critic)
+    _check_needs(every, critic=critic, reference=reference)
     return AlgorithmSlots(
         keep=chosen,
         max_groups_per_step=None if chosen.name == "all" else _count("algorithm.keep.max_groups_per_step", most),
@@ -204,14 +206,21 @@ def _weight_words(term: TermSlot) -> str:
     return f"({term.weight:g} to {term.final_weight:g} over {term.over_steps} batches)"
 
 
-def _check_needs(slots: Sequence[Slot], *, critic: bool) -> None:
+def _check_needs(slots: Sequence[Slot], *, critic: bool, reference: ReferenceConfig | None) -> None:
     for slot in slots:
         if "values" in slot.needs and not critic:
             raise ValueError(f"{slot.field}: {slot.name} needs a critic; add algorithm.critic: {{}}, or choose another")
-        if "reference" in slot.needs:
-            raise ValueError(f"{slot.field}: {slot.name} needs a reference model, and agentrl has none; choose another")
-    if critic and not any("values" in slot.needs for slot in slots if slot.field == "algorithm.advantage"):
+        if "reference" in slot.needs and reference is None:
+            raise ValueError(
+                f"{slot.field}: {slot.name} needs a reference model; add algorithm.reference: {{}}, or choose another"
+            )
+    if critic and "values" not in slots[0].needs:
         raise ValueError(
             f"algorithm.critic: the advantage {slots[0].name} uses no values; set algorithm.advantage to turn_gae or "
             "token_gae, or remove the critic"
+        )
+    if reference is not None and not reference.reward_weight and not any("reference" in slot.needs for slot in slots):
+        raise ValueError(
+            "algorithm.reference: nothing uses it; add the term kl, such as terms: [{kl: 0.001}], set "
+            "algorithm.reference.reward_weight, or remove it"
         )

@@ -121,6 +121,8 @@ _BREAKDOWN = (
     *(f"{term}_by_turn.{label}" for term in _TURN_TERMS for label in TURNS),
 )
 SUMS = (*_TOTALS, *_BREAKDOWN)
+COUNTS = ("num_", "loss_tokens_by_age")
+"""Beginnings of the names of figures that count tokens."""
 MAXIMA = ("ratio", "weight", "difference", "fresh_difference", "interrupted_fresh_difference")
 
 

@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agentrl.algo.advantage import GroupAdvantages, batch_advantages, spread_over_tokens, token_advantages
+from agentrl.algo.advantage import batch_advantages, spread_over_tokens, token_advantages
+from agentrl.algo.advantages.estimated import GroupAdvantages
+from agentrl.algo.advantages.kl_rewards import kl_estimate, with_kl_rewards
+from agentrl.algo.advantages.scaling import NO_BATCHES, RunningSquare, scaled
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.estimates import VerifiedGroups
 from agentrl.episode.summary import episode_metrics, history_counts, staleness_metrics, trained_record, uniform_outcome
@@ -37,10 +40,16 @@ class PreparedBatch:
     """The episode of each sample of `batch`."""
     advantages: tuple[tuple[float, ...], ...] = ()
     """The advantage of each turn of each episode, in the order of the groups."""
+    seen: RunningSquare = NO_BATCHES
+    """What `algorithm.normalize: running` has seen after this batch."""
 
 
-def prepare_batch(verified: VerifiedGroups, *, version: int, algorithm: AlgorithmConfig) -> PreparedBatch:
+def prepare_batch(
+    verified: VerifiedGroups, *, version: int, algorithm: AlgorithmConfig, before: RunningSquare = NO_BATCHES
+) -> PreparedBatch:
     """Return the batch for a trainer at policy `version`; `skip` is set where its gradient is exactly zero.
+
+    `before` is what `algorithm.normalize: running` has seen in earlier batches.
 
     Raises:
         StaleDataError: a token is over the bound and `staleness_policy` is not `mask`.
@@ -55,7 +64,9 @@ def prepare_batch(verified: VerifiedGroups, *, version: int, algorithm: Algorith
     by_turn: list[tuple[float, ...]] = []
     dense = algorithm.slots.dense
     names = _Names(groups)
-    estimates = batch_advantages(groups, algorithm, verified.values, verified.logprobs)
+    rewarded, kl = _with_reference(verified, algorithm)
+    estimates = batch_advantages(rewarded, algorithm, verified.values, verified.logprobs)
+    estimates, after = scaled(groups, estimates, algorithm.normalize, before)
     values = verified.values or [None] * len(groups)
     for group, branches, estimate, of_group in zip(groups, verified.branches, estimates, values, strict=True):
         zero_variance += estimate.zero_variance
@@ -86,6 +97,7 @@ def prepare_batch(verified: VerifiedGroups, *, version: int, algorithm: Algorith
             **{f"zero_variance_groups_by_outcome.{outcome}": count for outcome, count in uniform.items()},
             "signal_share": 1 - zero_variance / len(groups) if groups else 0.0,
             "loss_tokens": len(ages),
+            **({} if kl is None else {"kl_reference": kl}),
             "masked_tokens": masked,
         },
         staleness=ages,
@@ -93,7 +105,26 @@ def prepare_batch(verified: VerifiedGroups, *, version: int, algorithm: Algorith
         skip="no_tokens" if not samples else "zero_variance" if zero_variance == len(groups) and not dense else None,
         episode_ids=tuple(episode_ids),
         advantages=tuple(by_turn),
+        seen=after,
     )
+
+
+def _with_reference(verified: VerifiedGroups, algorithm: AlgorithmConfig) -> tuple[Sequence[Group], float | None]:
+    """Return the groups with the KL to the reference in their rewards, and its mean over trained tokens, if there is one."""
+    config, logprobs = algorithm.reference, verified.reference_logprobs
+    if config is None or logprobs is None:
+        return verified.groups, None
+    pairs = [
+        (turn, own)
+        for group, of_group in zip(verified.groups, logprobs, strict=True)
+        for episode, of_episode in zip(group.episodes, of_group, strict=True)
+        for turn, own in zip(episode.turns, of_episode, strict=True)
+        if turn.in_loss
+    ]
+    found = [kl_estimate(turn.output_logprobs, own, config.reward_k) for turn, own in pairs]
+    joined = np.concatenate([np.empty(0), *found])
+    rewarded = with_kl_rewards(verified.groups, logprobs, weight=config.reward_weight, k=config.reward_k)
+    return rewarded, float(joined.mean()) if len(joined) else 0.0
 
 
 def _of_tokens(sample: Sample, estimate: GroupAdvantages, at: int) -> Float32Array:

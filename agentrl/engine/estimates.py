@@ -35,6 +35,8 @@ class VerifiedGroups:
     """Of the critic; None: there is none."""
     logprobs: Sequence[GroupLogprobs] | None = None
     """Under the trainer's weights; None: the advantage does not need them."""
+    reference_logprobs: ByTurn | None = None
+    """Of the reference, nats; None: rewards do not need them."""
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> VerifiedGroups:
@@ -43,7 +45,7 @@ class VerifiedGroups:
 
 
 async def verified_groups(groups: Sequence[Group], trainer: Trainer, algorithm: AlgorithmConfig) -> VerifiedGroups:
-    """Return `groups` with their branches, and with the values and log-probs that `algorithm` needs.
+    """Return `groups` with their branches, and with the numbers that `algorithm` needs.
 
     Raises:
         InvariantError: a branch does not reproduce what its server saw.
@@ -56,6 +58,10 @@ async def verified_groups(groups: Sequence[Group], trainer: Trainer, algorithm: 
         found = replace(found, values=by_turn(groups, found.branches, values))
     if "logprobs" in algorithm.slots.advantage.needs:
         found = replace(found, logprobs=await recomputed_logprobs(trainer, groups))
+    if algorithm.reference is not None and algorithm.reference.reward_weight:
+        temperatures = [sample.temperatures for sample in _samples(found.branches)]
+        logprobs = await trainer.reference_logprobs(_sequences(found.branches), temperatures)
+        found = replace(found, reference_logprobs=by_turn(groups, found.branches, logprobs))
     return found
 
 
@@ -81,4 +87,8 @@ def by_turn(
 
 
 def _sequences(branches: Sequence[Sequence[Sequence[Sample]]]) -> list[Int32Array]:
-    return [sample.token_ids for of_group in branches for of_episode in of_group for sample in of_episode]
+    return [sample.token_ids for sample in _samples(branches)]
+
+
+def _samples(branches: Sequence[Sequence[Sequence[Sample]]]) -> list[Sample]:
+    return [sample for of_group in branches for of_episode in of_group for sample in of_episode]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from agentrl.algo.advantages.scaling import NO_BATCHES, RunningSquare
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client.config import SamplingConfig
 from agentrl.data.digest import TaskDigest, check_unique
@@ -55,6 +56,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The evaluation tasks; None where the run evaluates nothing."""
     draw: DrawState | None = None
     """Results and choices of the curriculum; None where the run has none."""
+    advantages_seen: RunningSquare = NO_BATCHES
+    """What `algorithm.normalize: running` has seen."""
 
     @property
     def continues(self) -> bool:

@@ -226,6 +226,8 @@ class TrainLoop:
         self._eval_tasks = TaskDigest.of(parts.eval_tasks) if parts.engine.eval_every else None
         self._held: _Weights | None = _Weights(self._first_step, state.clock.version)
         """None while a batch is in the trainer, whose weights then belong to no step."""
+        self._seen = parts.resume.advantages_seen
+        """The batches up to those weights."""
         self._saved_step, self._saved_at = self._first_step, time.perf_counter()
         self._writing: _BegunSave | None = None
         self._interrupted = False
@@ -294,12 +296,12 @@ class TrainLoop:
             self._held = None
             verified = await verified_groups(compared, self._trainer, self._algorithm)
             prepared = await anyio.to_thread.run_sync(
-                lambda: prepare_batch(verified, version=version, algorithm=self._algorithm)
+                lambda: prepare_batch(verified, version=version, algorithm=self._algorithm, before=self._seen)
             )
             report = await self._train(prepared)
         self._check_logprobs(number, report)
         report = replace(report, metrics={**report.metrics, **checked})
-        self._held = _Weights(number, version + 1)
+        self._held, self._seen = _Weights(number, version + 1), prepared.seen
         await self._wait_for_evaluation(version + 1)
         try:
             await self._publications.begin(publications, beside=self._may_overlap(number))
@@ -438,6 +440,7 @@ class TrainLoop:
             tasks=self._draw.digest(),
             eval_tasks=self._eval_tasks,
             draw=self._draw.state(self._buffer.open_indices),
+            advantages_seen=self._seen,
         )
 
 

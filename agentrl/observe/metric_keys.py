@@ -133,6 +133,11 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("advantage_positive_share_by_player.PLAYER", "share", "as `advantage_positive_share`, by player"),
         ("trained_groups", "", "numbers of the batch's groups, oldest first"),
         ("loss_tokens", "tokens", "trained tokens of the batch"),
+        (
+            "kl_reference",
+            "nats per token",
+            "of the policy that sampled to the reference, by `algorithm.reference.reward_k`; where rewards pay for it",
+        ),
         ("masked_tokens", "tokens", "left out of the loss because they were over age (policy `mask`)"),
         ("forks.REASON", "turns", "of the batch that forked, by reason"),
         *_SPEAKERS,

@@ -88,6 +88,8 @@ def trainer_memory(
     beside = 0
     if algorithm is not None and owns_critic(algorithm):
         beside += 16 * (shape.num_parameters // ways) + saved * tokens
+    if algorithm is not None and algorithm.reference is not None:
+        beside += 4 * (shape.num_parameters // ways)
     return TrainerMemory(
         weights=weights,
         gradients=4 * count,
@@ -244,10 +246,16 @@ def run_memory(run: RunConfig, shape: ModelShape, free: int | None, *, trains_on
     saved = trained_parameters(run.trainer, shape) + (shape.num_parameters if owns_critic(run.algorithm) else 0)
     return RunMemory(
         trainer=trainer,
-        checkpoint=_CHECKPOINT_BYTES * saved // world,
+        checkpoint=(_CHECKPOINT_BYTES * saved + _reference_bytes(run.algorithm, shape)) // world,
         server=server_memory(run, shape),
         snapshot=copy,
     )
+
+
+def _reference_bytes(algorithm: AlgorithmConfig, shape: ModelShape) -> int:
+    """Return the bytes of a checkpoint for a reference that changes."""
+    changes = algorithm.reference is not None and algorithm.reference.refresh_every > 0
+    return 4 * shape.num_parameters if changes else 0
 
 
 def gib(count: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import yaml
 
-from agentrl.algo.companions import LR_FACTOR, CriticConfig
+from agentrl.algo.companions import LR_FACTOR, CriticConfig, ReferenceConfig
 from agentrl.config import RunConfig, inapplicable
 from agentrl.config.route import Route
 from agentrl.data.config import SourceConfig, WeightedSource
@@ -49,6 +49,7 @@ def describe_plan(plan: Plan) -> str:
         ("advantage", _advantage(config)),
         ("loss", _loss(config)),
         *([] if config.algorithm.critic is None else [("critic", _critic(config, config.algorithm.critic))]),
+        *([] if config.algorithm.reference is None else [("reference", _reference(config.algorithm.reference))]),
         ("staleness", _staleness_rule(config)),
         ("updates", _updates(config, plan.route)),
         ("evaluation", _evaluation(config)),
@@ -113,7 +114,8 @@ def _trainer_memory(run: RunConfig, memory: RunMemory, shape: ModelShape) -> str
 
 def _beside(run: RunConfig) -> str:
     """Return the models of their own beside the policy, in words."""
-    return "a critic of its own" if owns_critic(run.algorithm) else ""
+    critic = ["a critic of its own"] if owns_critic(run.algorithm) else []
+    return " and ".join(critic + ([] if run.algorithm.reference is None else ["a reference"]))
 
 
 def _checkpoint_memory(run: RunConfig, each: int) -> str:
@@ -232,7 +234,13 @@ def _batch(config: RunConfig) -> str:
 
 def _advantage(config: RunConfig) -> str:
     slot = config.algorithm.slots.advantage
-    return f"{slot.name}: {slot.formula}"
+    scale = {
+        "none": "",
+        "group": ", over its root mean square in the group",
+        "batch": ", over its root mean square in the batch",
+        "running": ", over its root mean square in all batches so far",
+    }[config.algorithm.normalize]
+    return f"{slot.name}: {slot.formula}{scale}"
 
 
 def _loss(config: RunConfig) -> str:
@@ -253,6 +261,15 @@ def _critic(config: RunConfig, critic: CriticConfig) -> str:
     lr = f"AdamW lr {critic.lr or LR_FACTOR * config.trainer.lr:g}"
     alone = f"; alone in the first {critic.warmup_steps} batches" if critic.warmup_steps else ""
     return f"{kind}; {lr}{alone}"
+
+
+def _reference(reference: ReferenceConfig) -> str:
+    every = reference.refresh_every
+    weights = f"the weights of every {every}th batch" if every else "the weights that the run begins with"
+    paid = (
+        f"; a turn pays {reference.reward_weight:g} * KL (estimator {reference.reward_k})" if reference.reward_weight else ""
+    )
+    return weights + paid
 
 
 def _staleness_rule(config: RunConfig) -> str:

@@ -136,6 +136,16 @@ class Trainer(Protocol):
         """
         ...
 
+    async def reference_logprobs(
+        self, sequences: Sequence[Int32Array], temperatures: Sequence[Float32Array]
+    ) -> list[Float32Array]:
+        """Return what `logprobs` does, under the reference model; `temperatures` has [L] for each sequence.
+
+        Raises:
+            ConfigError: there is no reference model (algorithm.reference).
+        """
+        ...
+
     async def save(self, directory: str, note: str = "") -> None:
         """Begin to write a checkpoint (HF model, optimizer, schedule, random state) that appears whole or not at all.
 

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.guard import ess_ratio
-from agentrl.algo.loss import SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, over_ranks
+from agentrl.algo.loss import COUNTS, SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, over_ranks
 from agentrl.algo.objective import Objective
 from agentrl.algo.packing import DealtPass, deal, split_minibatches
 from agentrl.algo.prefixes import plan_passes
@@ -35,6 +36,7 @@ from agentrl.trainer.optimizer import adamw, clip_gradients, schedule_factor, se
 from agentrl.trainer.parallel.snapshot import torch_tensor
 from agentrl.trainer.parallel.tensor import replicas_agree, sum_partial_gradients
 from agentrl.trainer.passes import ForwardPass, check_batch, check_first_tokens, forward_pass, is_computed, loss_totals
+from agentrl.trainer.reference import Reference
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.tensors import StoredTensor
 
@@ -50,6 +52,8 @@ class _Done:
     factors: list[float] = field(default_factory=list[float])
     """What the guard multiplied the learning rate by, in each minibatch."""
     applied: list[LossMetrics] = field(default_factory=list[LossMetrics])
+    first_pass: list[LossMetrics] = field(default_factory=list[LossMetrics])
+    """Those of `applied` that the first pass over the batch has measured."""
     norms: dict[int, float] = field(default_factory=dict[int, float])
     """Gradient norm by the number of the minibatch, from 1."""
     critic_norms: list[float] = field(default_factory=list[float])
@@ -64,6 +68,9 @@ class _Done:
 
     def summary(self) -> Mapping[str, float]:
         combined = combine(self.applied)
+        if len(self.first_pass) < len(self.applied):  # several passes: a token counts once
+            once = combine(self.first_pass)
+            combined |= {name: once.get(name, 0.0) for name in combined if name.startswith(COUNTS)}
         if self.norms:
             combined["loss"] /= len(self.norms)
             combined["grad_norm"] = sum(self.norms.values()) / len(self.norms)
@@ -97,6 +104,7 @@ class PolicyTrainer:
         self._total_optimizer_steps = total_steps * config.minibatches * config.epochs
         self._optimizer = adamw(model.trained.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
         self._critic = None if algorithm.critic is None else Critic(model, algorithm.critic, config)
+        self._reference = None if algorithm.reference is None else Reference(model, algorithm.reference, config)
         self._state = TrainerState(policy_version=0, steps=0, optimizer_steps=0, bad_steps=0)
 
     @property
@@ -125,8 +133,11 @@ class PolicyTrainer:
         for epoch in range(self._config.epochs):
             found = self._epoch(batch, epoch, proximal, done)
             if not epoch:
+                done.first_pass = list(done.applied)
                 proximal = self._merged(batch, found)
         self._advance(batch.policy_version, bad=bool(done.bad), applied=bool(done.norms))
+        if self._reference is not None:
+            self._reference.after_step(self._state.steps)
         metrics |= done.summary()
         if done.norms:
             metrics["update_to_weight_ratio"] = update_to_weight_ratio(self._optimizer)
@@ -156,21 +167,39 @@ class PolicyTrainer:
                 done.shared_tokens += sum(each.shared_tokens for each in some if not each.is_filler)
         return used
 
-    def logprobs(self, sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None) -> list[Float32Array]:
-        """Return [L-1] float32 log-probs of tokens 1.. of each [L] int32 sequence; `temperatures` are above 0; None: 1."""
-        divisors = temperatures or [1.0] * len(sequences)
-        by_token = [np.full(len(ids), divisor, np.float32) for ids, divisor in zip(sequences, divisors, strict=True)]
+    def logprobs(
+        self, sequences: Sequence[Int32Array], temperatures: Sequence[float] | Sequence[Float32Array] | None = None
+    ) -> list[Float32Array]:
+        """Return [L-1] float32 log-probs of tokens 1.. of each [L] int32 sequence.
+
+        `temperatures` are above 0, one or [L] for each sequence; None: 1.
+        """
+        given = temperatures or [1.0] * len(sequences)
+        by_token = [np.full(len(ids), divisor, np.float32) for ids, divisor in zip(sequences, given, strict=True)]
         return self._by_token(sequences, by_token, self.model.logprobs)
 
     def values(self, sequences: Sequence[Int32Array]) -> list[Float32Array]:
-        """Return [L-1] float32 values of the critic before tokens 1.. of each [L] int32 sequence.
-
-        Raises:
-            ConfigError: there is no critic.
-        """
+        """Return [L-1] float32 values of the critic before tokens 1.. of each [L] int32 sequence; ConfigError: none."""
         if self._critic is None:
             raise ConfigError("values were asked for, but the trainer has no critic; set algorithm.critic")
         return self._by_token(sequences, [np.ones(len(ids), np.float32) for ids in sequences], self._critic.values)
+
+    def numbers(
+        self,
+        of: Literal["policy", "critic", "reference"],
+        sequences: Sequence[Int32Array],
+        temperatures: Sequence[Float32Array],
+    ) -> list[Float32Array]:
+        """Return `logprobs`, `values`, or the log-probs of the reference; ConfigError: there is no such model."""
+        if of == "critic":
+            return self.values(sequences)
+        if of == "policy":
+            return self.logprobs(sequences, temperatures)
+        if self._reference is None:
+            raise ConfigError(
+                "reference log-probs were asked for, but the trainer has no reference; set algorithm.reference"
+            )
+        return self._by_token(sequences, temperatures, self._reference.logprobs)
 
     def _by_token(
         self, sequences: Sequence[Int32Array], temperatures: Sequence[Float32Array], compute: Callable[[Microbatch], Tensor]
@@ -216,15 +245,22 @@ class PolicyTrainer:
         for name, parameter in self.model.trained.items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 tensors[f"{key}.{name}"] = value
-        return tensors if self._critic is None else tensors | self._critic.tensors()
+        for beside in (self._critic, self._reference):
+            tensors |= {} if beside is None else beside.tensors()
+        return tensors
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue exactly where `checkpoint` was written; each rank reads the parts that it holds.
 
         Under another number of ranks, rank r continues with the random state of rank r modulo the number that wrote it.
         """
-        if self._critic is not None:  # before the policy, which a critic of another kind would leave changed
+        # Before the policy: a checkpoint of another kind must change nothing.
+        if self._reference is not None:
+            self._reference.check(checkpoint)
+        if self._critic is not None:
             self._critic.restore(checkpoint)
+        if self._reference is not None:
+            self._reference.restore(checkpoint)
         self.model.restore(checkpoint.weights, checkpoint.path)
         by_parameter: dict[str, dict[str, StoredTensor]] = {}
         for full_name, stored in checkpoint.optimizer.items():
@@ -307,8 +343,11 @@ class PolicyTrainer:
             if self._critic is not None and not self._critic.shares_pass:
                 outputs = replace(outputs, values=self._critic.values(each.batch))
             center = None if proximal is None else proximal[place]
+            given = each.loss_batch(outputs)
+            if self._reference is not None and "reference" in self._slots.needs:
+                given = replace(given, reference_logprobs=self._reference.logprobs(each.batch))
             result = self._objective(
-                each.loss_batch(outputs),
+                given,
                 step=self._state.steps,
                 marks=each.marks(compared=self._slots.recomputes_proximal),
                 proximal=center,

@@ -233,6 +233,13 @@ class ScriptedTrainer:
         await anyio.lowlevel.checkpoint()
         return [np.exp(scripted_logprobs(ids, self._applied)).astype(np.float32) for ids in sequences]
 
+    async def reference_logprobs(
+        self, sequences: Sequence[Int32Array], temperatures: Sequence[Float32Array]
+    ) -> list[Float32Array]:
+        """Return, for each sequence, the `scripted_logprobs` of version 0, at any temperature."""
+        await anyio.lowlevel.checkpoint()
+        return [scripted_logprobs(ids, 0) for ids in sequences]
+
     async def save(self, directory: str, note: str = "") -> None:
         """Begin to write a tiny checkpoint that appears whole or not at all, after the one before is on the disk."""
         await self.finish_save(wait=True)

@@ -108,6 +108,18 @@ async def test_a_batch_without_variance_or_without_tokens_is_to_be_skipped(rende
     assert prepare_batch(VerifiedGroups.of([greedy]), version=0, algorithm=GROUPWISE).skip == "no_tokens"
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"terms": [{"entropy": 0.1}]}, {"terms": [{"kl": 0.1}], "reference": {}}, {"terms": [{"log_ratio": 0.1}]}],
+    ids=["entropy", "kl", "log_ratio"],
+)
+async def test_a_dense_term_trains_a_batch_without_variance(renderer: Renderer, algorithm: dict[str, Any]) -> None:
+    same = group_of(await sampled(renderer, "good", 0), await sampled(renderer, "good", 0))
+    dense = AlgorithmConfig.model_validate({"group_size": 2, **algorithm})
+    prepared = prepare_batch(VerifiedGroups.of([same]), version=0, algorithm=dense)
+    assert (prepared.skip, prepared.metrics["zero_variance_groups"], len(prepared.batch.samples)) == (None, 1, 2)
+
+
 async def test_a_batch_is_trained_while_one_of_its_groups_has_variance(renderer: Renderer) -> None:
     same = group_of(await sampled(renderer, "good", 0), await sampled(renderer, "good", 0))
     mixed = replace(group_of(await sampled(renderer, "good", 0), await sampled(renderer, "bad", 0)), index=5)

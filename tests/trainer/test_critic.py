@@ -11,12 +11,15 @@ import pytest
 import torch
 
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.algo.prefixes import plan_passes
 from agentrl.errors import ConfigError
 from agentrl.trainer.base import TrainBatch
 from agentrl.trainer.checkpoints.read import read_checkpoint
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shape import MeshShape
+from agentrl.trainer.policy import PolicyTrainer
 from agentrl.trainer.worker.client import launch_trainer
 from agentrl.types import Float32Array
 from tests.support.ranks import on_ranks
@@ -166,16 +169,14 @@ def test_a_checkpoint_without_the_critic_of_the_run_changes_nothing(checkpoint: 
 
 
 def values_after_steps(ranks: Ranks, path: Path, kind: str) -> Any:  # noqa: ANN401 - an outcome and values
-    # Three microbatches on two ranks, so that one rank has a filler pass.
+    # Nine passes of one sample each: of two ranks, one has a filler pass.
     # A small lr: AdamW moves an element of almost no gradient by a share of lr that rounding decides.
-    more = {"max_grad_norm": 0.5, "microbatch_tokens": 120, "lr": 3e-5}
+    more = {"max_grad_norm": 0.5, "microbatch_tokens": 1, "lr": 3e-5}
     trainer = make_trainer(ranks, path, {**settings(kind), **more})
-    reports = [
-        trainer.step(with_targets(random_batch(version=number + 1, seed=number, samples=9), number)) for number in range(3)
-    ]
-    return outcome_of(trainer, reports[-1]), trainer.values(
-        [np.arange(1, 30, dtype=np.int32), np.arange(5, 9, dtype=np.int32)]
-    )
+    batches = [random_batch(version=number + 1, seed=number, samples=9) for number in range(3)]
+    reports = [trainer.step(with_targets(batch, number)) for number, batch in enumerate(batches)]
+    ids = [np.arange(1, 30, dtype=np.int32), np.arange(5, 9, dtype=np.int32)]
+    return outcome_of(trainer, reports[-1]), trainer.values(ids)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +196,23 @@ def test_two_ranks_train_a_critic_as_one_does(checkpoint: Path, kind: str, shape
 def test_values_without_a_critic_are_refused(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match=r"no critic; set algorithm\.critic"):
         make_trainer(Ranks(), checkpoint, {}).values([np.arange(4, dtype=np.int32)])
+
+
+def test_branches_that_share_a_pass_have_the_values_and_the_reference_that_they_have_apart(checkpoint: Path) -> None:
+    stem = np.arange(1, 60, dtype=np.int32)
+    ids = [np.concatenate([stem, np.array([7, one, 9], np.int32)]) for one in range(20, 24)]
+    temperatures = [np.full(len(each), 0.7, np.float32) for each in ids]
+    algorithm = AlgorithmConfig.model_validate({**settings("own")["algorithm"], "reference": {"reward_weight": 0.1}})
+    found: list[list[Float32Array]] = []
+    for share in (True, False):
+        model = PolicyModel(checkpoint, device=torch.device("cpu"), share=share)
+        assert model.shares_prefixes is share
+        trainer = PolicyTrainer(model, TrainerConfig(minibatches=1, lr=1e-3), algorithm, total_steps=10)
+        trainer.step(with_targets(random_batch(version=1)))
+        found.append([*trainer.values(ids), *trainer.numbers("reference", ids, temperatures)])
+    assert plan_passes(ids, 4096, share=True).shared
+    for together, apart in zip(*found, strict=True):
+        np.testing.assert_allclose(together, apart, rtol=1e-4, atol=1e-5)
 
 
 async def test_the_values_of_a_worker_are_those_of_the_trainer_in_this_process(checkpoint: Path, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_logprobs_of_each_sequence_find_their_way_back(lengths: list[int]) -> No
 
     unpacked, temperatures = unpack_sequences(pack_sequences(sequences, [0.5] * len(sequences)))
     assert [ids.tolist() for ids in unpacked] == [ids.tolist() for ids in sequences]
-    assert temperatures == [0.5] * len(sequences)
+    assert [each.tolist() for each in temperatures] == [[0.5] * length for length in lengths]
     joined = np.concatenate([np.empty(0, np.float32), *(np.full(max(0, n - 1), n, np.float32) for n in lengths)])
     split = split_logprobs(LogprobsReply(pack_float32(joined)), sequences)
     assert [part.tolist() for part in split] == [[float(n)] * max(0, n - 1) for n in lengths]

@@ -202,6 +202,14 @@ class RemoteTrainer:
         reply = await self._call(pack_sequences(sequences, of="critic"), protocol.LogprobsReply, what)
         return split_logprobs(reply, sequences)
 
+    async def reference_logprobs(
+        self, sequences: Sequence[Int32Array], temperatures: Sequence[Float32Array]
+    ) -> list[Float32Array]:
+        """Return, for each [L] int32 sequence, [L-1] float32 log-probs of the reference, as `Trainer.reference_logprobs`."""
+        what = f"computing the reference log-probs of {len(sequences)} sequences"
+        reply = await self._call(pack_sequences(sequences, temperatures, "reference"), protocol.LogprobsReply, what)
+        return split_logprobs(reply, sequences)
+
     async def save(self, directory: str, note: str = "") -> None:
         """Begin to write a checkpoint as `Trainer.save`; `restore` returns `note`.
 

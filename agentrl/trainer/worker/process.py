@@ -173,8 +173,7 @@ class _Worker:
                 return self._hold(request)
             case protocol.Logprobs():
                 sequences, temperatures = protocol.unpack_sequences(request)
-                by_critic = request.of == "critic"
-                values = self.trainer.values(sequences) if by_critic else self.trainer.logprobs(sequences, temperatures)
+                values = self.trainer.numbers(request.of, sequences, temperatures)
                 return protocol.LogprobsReply(protocol.pack_float32(np.concatenate([np.empty(0, np.float32), *values])))
             case protocol.Save():
                 return self._save(request)

@@ -26,6 +26,10 @@ MAX_LAST_WORDS = 65_536
 """Largest body with which a rank other than 0 tells how it fails."""
 
 
+NumbersOf: TypeAlias = Literal["policy", "critic", "reference"]
+"""The model whose numbers are asked for."""
+
+
 class Array(msgspec.Struct, frozen=True, array_like=True):
     """A flat array on the wire."""
 
@@ -93,7 +97,8 @@ class Logprobs(msgspec.Struct, frozen=True, tag=True):
     lengths: Array
     token_ids: Array
     temperatures: Array
-    of: Literal["policy", "critic"] = "policy"
+    """One for each token."""
+    of: NumbersOf = "policy"
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
@@ -350,15 +355,16 @@ def unpack_report(reply: Stepped) -> StepReport:
 
 def pack_sequences(
     sequences: Sequence[Int32Array],
-    temperatures: Sequence[float] | None = None,
-    of: Literal["policy", "critic"] = "policy",
+    temperatures: Sequence[float] | Sequence[Float32Array] | None = None,
+    of: NumbersOf = "policy",
 ) -> Logprobs:
-    """Return a request for numbers of `sequences`; `temperatures` has one for each, and None means 1."""
-    divisors = np.ones(len(sequences), np.float32) if temperatures is None else np.array(temperatures, np.float32)
+    """Return a request for numbers of `sequences`; `temperatures` has one or [L] for each, and None means 1."""
+    given = [1.0] * len(sequences) if temperatures is None else temperatures
+    divisors = [np.full(len(ids), divisor, np.float32) for ids, divisor in zip(sequences, given, strict=True)]
     return Logprobs(
         lengths=pack_int32([len(ids) for ids in sequences]),
         token_ids=pack_int32(_join_arrays(sequences, np.int32)),
-        temperatures=pack_float32(divisors),
+        temperatures=pack_float32(_join_arrays(divisors, np.float32)),
         of=of,
     )
 
@@ -401,11 +407,12 @@ def unpack_batch(step: TrainStep) -> TrainBatch:
     return TrainBatch(samples=tuple(samples), policy_version=step.policy_version, roles=step.roles, players=step.players)
 
 
-def unpack_sequences(request: Logprobs) -> tuple[list[Int32Array], list[float]]:
-    """Return the sequences and their temperatures; raises InvariantError when the lengths contradict the arrays."""
+def unpack_sequences(request: Logprobs) -> tuple[list[Int32Array], list[Float32Array]]:
+    """Return the sequences and their tokens' temperatures; raises InvariantError when the lengths contradict the arrays."""
     lengths = _lengths(request.lengths)
-    ids = unpack_int32(request.token_ids, int(lengths.sum()))
-    return [ids[at] for at in _slices(lengths)], unpack_float32(request.temperatures, len(lengths)).tolist()
+    count, slices = int(lengths.sum()), _slices(lengths)
+    ids, temperatures = unpack_int32(request.token_ids, count), unpack_float32(request.temperatures, count)
+    return [ids[at] for at in slices], [temperatures[at] for at in slices]
 
 
 def split_logprobs(reply: LogprobsReply, sequences: Sequence[Int32Array]) -> list[Float32Array]:

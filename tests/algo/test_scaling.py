@@ -1,0 +1,119 @@
+"""The scale of advantages, and the KL to a reference in rewards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+import numpy as np
+import pytest
+
+from agentrl.algo.advantage import advantages
+from agentrl.algo.advantages.estimated import GroupAdvantages
+from agentrl.algo.advantages.kl_rewards import with_kl_rewards
+from agentrl.algo.advantages.scaling import NO_BATCHES, Normalization, RunningSquare, scaled
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.types import Float32Array, Group, Trajectory
+from tests.algo.build import group, linear
+
+EPISODES = [linear([None, None], 1.0), linear([None], 0.0), linear([None] * 3, 0.5)]
+SOME, EQUAL = group(EPISODES), group([linear([None], 1.0)] * 3)
+CONFIG = AlgorithmConfig()
+
+
+def tokens_of(one: Trajectory) -> list[int]:
+    return [len(turn.output_ids) for turn in one.turns]
+
+
+def by_token(of: Group, estimate: GroupAdvantages) -> np.ndarray:
+    pairs = zip(of.episodes, estimate.per_turn, strict=True)
+    return np.concatenate([np.repeat(values, tokens_of(one)) for one, values in pairs])
+
+
+def twice(estimate: GroupAdvantages) -> GroupAdvantages:
+    return replace(estimate, per_turn=tuple(2 * values for values in estimate.per_turn))
+
+
+@pytest.mark.parametrize(("kind", "ratio"), [("group", 1.0), ("batch", 2.0), ("running", 2.0), ("none", 2.0)])
+def test_the_tokens_of_a_group_or_of_a_batch_have_a_mean_square_of_1(kind: Normalization, ratio: float) -> None:
+    first, equal = advantages(SOME, CONFIG), advantages(EQUAL, CONFIG)
+    groups = [SOME, SOME, EQUAL]
+    result, _ = scaled(groups, [first, twice(first), equal], kind, NO_BATCHES)
+    one, other, nothing = (by_token(of, each) for of, each in zip(groups, result, strict=True))
+    np.testing.assert_allclose(other, ratio * one)
+    assert not nothing.any(), "a group that teaches nothing stays so"
+    counted = {
+        "group": one,
+        "batch": np.concatenate([one, other, nothing]),
+        "running": np.concatenate([one, other, nothing]),
+    }
+    if kind != "none":
+        assert np.square(counted[kind]).mean() == pytest.approx(1.0)
+    else:
+        np.testing.assert_array_equal(one, by_token(SOME, first))
+
+
+def test_tokens_of_one_turn_are_scaled_one_by_one() -> None:
+    sizes = [tokens_of(one) for one in SOME.episodes]
+    estimate = replace(
+        advantages(SOME, CONFIG), per_token=tuple(tuple(np.arange(size) - 1.0 for size in turns) for turns in sizes)
+    )
+    [result], _ = scaled([SOME], [estimate], "batch", NO_BATCHES)
+    assert result.per_token is not None
+    flat = np.concatenate([turn for turns in result.per_token for turn in turns])
+    assert np.square(flat).mean() == pytest.approx(1.0)
+
+
+def test_a_running_scale_forgets_slowly_and_survives_a_record_bit_for_bit() -> None:
+    first = advantages(SOME, CONFIG)
+    seen, scales = NO_BATCHES, []
+    for number in range(5):
+        estimate = first if number % 2 else twice(first)
+        [result], seen = scaled([SOME], [estimate], "running", seen)
+        scales.append(float(estimate.per_turn[0][0] / result.per_turn[0][0]))
+        assert msgspec.json.decode(msgspec.json.encode(seen), type=RunningSquare) == seen
+    assert scales[0] > scales[1]
+    assert scales[1] < scales[2]
+    [alone], after = scaled([EQUAL], [advantages(EQUAL, CONFIG)], "running", NO_BATCHES)
+    assert not any(values.any() for values in alone.per_turn)
+    assert after.squares == 0
+
+
+def test_given_advantages_stay_and_count_nowhere() -> None:
+    given = group([replace(one, advantage=value) for one, value in zip(EPISODES, (3.0, -1.0, 0.5), strict=True)])
+    [result, other], seen = scaled(
+        [given, SOME], [advantages(given, CONFIG), advantages(SOME, CONFIG)], "running", NO_BATCHES
+    )
+    assert [float(values[0]) for values in result.per_turn] == [3.0, -1.0, 0.5]
+    [alone], expected = scaled([SOME], [advantages(SOME, CONFIG)], "running", NO_BATCHES)
+    assert seen == expected
+    np.testing.assert_array_equal(by_token(SOME, other), by_token(SOME, alone))
+
+
+def reference_of(one: Trajectory, difference: float) -> list[Float32Array]:
+    return [(turn.output_logprobs - difference).astype(np.float32) for turn in one.turns]
+
+
+@pytest.mark.parametrize(("k", "price"), [(1, 0.5), (2, 0.125), (3, np.exp(-0.5) - 0.5)])
+def test_a_turn_pays_for_its_own_kl_and_no_later_turn_does(k: Literal[1, 2, 3], price: float) -> None:
+    one = linear([None, 0.25, None], 1.0)
+    plain = group([one, replace(one, episode_id="other")])
+    reference = [[reference_of(each, 0.5) for each in plain.episodes]]
+    [paid] = with_kl_rewards([plain], reference, weight=0.1, k=k)
+    sizes = np.array(tokens_of(one))
+    got = [turn.reward for turn in paid.episodes[0].turns]
+    assert got == pytest.approx(np.array([0.0, 0.25, 0.0]) - 0.1 * price * sizes, rel=1e-5)
+    # Credited to the turn and to those before it: the return-to-go of the last turn has its own price alone.
+    member = replace(one, episode_id="free")
+    uneven = group([one, member])
+    [mixed] = with_kl_rewards([uneven], [[reference_of(one, 0.5), reference_of(member, 0.0)]], weight=0.1, k=k)
+    found = advantages(mixed, AlgorithmConfig(advantage="turn")).per_turn[0]
+    assert found == pytest.approx(-0.1 * price * np.cumsum(sizes[::-1])[::-1], rel=1e-4)
+
+
+def test_greedy_turns_pay_nothing() -> None:
+    one = linear([None, None], 1.0)
+    greedy = replace(one, turns=tuple(replace(turn, temperature=0.0) for turn in one.turns))
+    [paid] = with_kl_rewards([group([greedy])], [[reference_of(greedy, 0.5)]], weight=1.0, k=1)
+    assert [turn.reward for turn in paid.episodes[0].turns] == [None, None]

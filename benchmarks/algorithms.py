@@ -46,7 +46,7 @@ ALGORITHMS: Mapping[str, tuple[str, Sequence[str]]] = {
     ),
     "cispo": ("CISPO", ("--algorithm.policy_loss", "cispo")),
     "rloo": ("RLOO", ("--algorithm.advantage", "rloo", "--algorithm.policy_loss", "reinforce")),
-    "critic": ("PPO with a critic", ("--algorithm.advantage", "turn_gae")),
+    "critic": ("PPO with a critic", ("--algorithm.preset", "ppo", "--algorithm.advantage", "turn_gae")),
 }
 """The name in the table, and the flags of the run."""
 SEEDS = (0, 1, 2)

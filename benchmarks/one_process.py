@@ -74,6 +74,10 @@ class TrainerHere(ScriptedTrainer):
         """Return the log-probs under the present weights."""
         return self._policy.logprobs(sequences, temperatures)
 
+    async def values(self, sequences: Sequence[Int32Array]) -> list[Float32Array]:
+        """Return the values of the present critic."""
+        return self._policy.values(sequences)
+
 
 @asynccontextmanager
 async def _pool(model: str | Path, run: RunConfig, renderer: Renderer) -> AsyncGenerator[ServerPool]:

@@ -1,9 +1,11 @@
-"""What stale data do to six losses, on small policies: all seeds, lags and learning rates in one tensor.
+"""What stale data do to six losses: on small policies, and on the smallest demo with a real model.
 
-Run: `python -m benchmarks.staleness` (about five minutes on an idle core). It prints tables and writes
-benchmarks/results/staleness.json, from which `python -m docs.figures.staleness` draws.
+Run: `python -m benchmarks.staleness` (about an hour on two idle cores; `--tiers table` about five minutes of one). It prints
+its progress and tables, and writes benchmarks/results/staleness.json, from which `python -m docs.figures.staleness` draws.
+What this file already has is not measured again: a run that was stopped continues, and `--again` starts anew.
 
-The task: 8 tokens in two turns, of 8 kinds each. A state is one of 4 tasks, the place and the last token; 3 of the 8 tokens
+The second tier is `benchmarks.staleness_demo`. In the first one, all seeds, lags and learning rates are one tensor. The
+task: 8 tokens in two turns, of 8 kinds each. A state is one of 4 tasks, the place and the last token; 3 of the 8 tokens
 are good in each, and an episode succeeds (reward 1) with at least 6 good ones. The policy `table` has logits for each state;
 `shared` adds a table by task and place to one by place and last token, so that what is learned in a state moves others. A
 step trains 4 groups of 8 episodes that the policy of `lag` steps ago sampled; advantage `episode`, Adam, gradients clipped
@@ -24,11 +26,12 @@ import argparse
 import itertools
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -42,7 +45,9 @@ from agentrl.algo.losses.clipped import ppo
 from agentrl.algo.losses.loss_options import DppoTvOptions, PpoOptions
 from agentrl.algo.losses.weighted import dppo_tv
 from agentrl.algo.slots import NoOptions
+from agentrl.files import write_json
 from benchmarks.machine import describe_machine
+from benchmarks.staleness_demo import DemoRow, demo_cells, demo_table, measured
 
 RESULTS = Path(__file__).parent / "results" / "staleness.json"
 TASKS, LENGTH, TOKENS, GOOD, NEEDED = 4, 8, 8, 3, 6
@@ -290,26 +295,65 @@ def show(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+Results: TypeAlias = dict[str, Any]
+
+
+def measure_tables(results: Results, arguments: argparse.Namespace, save: Callable[[], None]) -> None:
+    """Measure the first tier: the policies and minibatches that `results` lacks."""
+    about = {"seeds": arguments.seeds, "steps": arguments.steps, "lags": list(arguments.lags)}
+    if any(results.get(name, value) != value for name, value in about.items()):
+        results |= {"rows": []}
+    results |= about
+    rows: list[Row] = results.setdefault("rows", [])
+    for policy, minibatches in itertools.product(arguments.policies, arguments.minibatches):
+        if not any((row["policy"], row["minibatches"]) == (policy, minibatches) for row in rows):
+            rows += measure(replicas(arguments.lags, arguments.seeds), policy, minibatches, arguments.steps)
+            results["machine"] = describe_machine("torch")
+            save()
+    print(show(rows))
+
+
+def measure_demo(results: Results, arguments: argparse.Namespace, save: Callable[[], None]) -> None:
+    """Measure the second tier: the runs of the demo that `results` lacks."""
+    demo: Results = results.setdefault("demo", {"rows": []})
+    demo["machine"] = describe_machine("torch")
+
+    def record(row: DemoRow) -> None:
+        demo["rows"].append(row)
+        save()
+
+    cells = demo_cells(arguments.demo_seeds, arguments.lags, arguments.minibatches, arguments.demo_steps)
+    measured(cells, arguments.students, arguments.processes, demo["rows"], record)
+    print("\n".join(demo_table(demo["rows"])))
+
+
 def main() -> None:
-    """Measure, print and write."""
+    """Measure what the result file lacks, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiers", nargs="+", choices=("table", "demo"), default=("table", "demo"))
+    parser.add_argument("--again", action="store_true", help="measure what the result file already has, too")
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--lags", nargs="+", type=int, choices=LAGS, default=LAGS)
     parser.add_argument("--minibatches", nargs="+", type=int, default=MINIBATCHES)
+    parser.add_argument("--demo-seeds", type=int, default=5)
+    parser.add_argument("--demo-steps", type=int, default=30)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="of the demo tier")
+    parser.add_argument("--students", type=Path, default=Path("runs/staleness"), help="folder for warm starts of the demo")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # the tensors are small, and threads that wait for each other cost more than they do
-    started = time.process_time()
-    runs = replicas(arguments.lags, arguments.seeds)
-    rows: list[Row] = []
-    for policy, minibatches in itertools.product(arguments.policies, arguments.minibatches):
-        rows += measure(runs, policy, minibatches, arguments.steps)
-        about = describe_machine("torch") | {"cpu_seconds": str(round(time.process_time() - started))}
-        results = {"machine": about, "seeds": arguments.seeds, "steps": arguments.steps, "rows": rows}
-        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
-    print(show(rows))
+    kept = arguments.output.exists() and not arguments.again
+    results: Results = json.loads(arguments.output.read_text()) if kept else {}
+
+    def save() -> None:
+        write_json(arguments.output, results)
+
+    if "table" in arguments.tiers:
+        measure_tables(results, arguments, save)
+    if "demo" in arguments.tiers:
+        measure_demo(results, arguments, save)
 
 
 if __name__ == "__main__":

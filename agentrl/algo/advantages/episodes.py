@@ -65,7 +65,7 @@ def dr_grpo(group: Group, options: NoOptions) -> Sequence[Float64Array]:
 
 
 def rloo(group: Group, options: NoOptions) -> Sequence[Float64Array]:
-    """A = R - mean of the other episodes' R (Ahmadian et al., arXiv 2402.14740, equation 7)."""
+    """A = R - mean of the other episodes' R (Ahmadian et al., arXiv 2402.14740, RLOO)."""
 
     def rule(returns: Float64Array) -> Float64Array:
         others = [exact_mean(np.delete(returns, at)) for at in range(len(returns))]

@@ -32,7 +32,7 @@ def mask(batch: LossBatch, options: CapOptions) -> Weights:
 
 
 def icepop(batch: LossBatch, options: IcePopOptions) -> Weights:
-    """w, and tokens outside low to high leave the loss (IcePop, arXiv 2510.18855, equation 5)."""
+    """w, and tokens outside low to high leave the loss (IcePop, arXiv 2510.18855)."""
     weights = behavior_weights(batch.proximal_logprobs, batch.behavior_logprobs, options.high, "mask")
     keep = ~weights.over & (weights.raw >= options.low)
     return Weights(weight=torch.where(keep, weights.raw, 0.0), keep=keep)

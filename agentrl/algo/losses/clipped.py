@@ -22,7 +22,7 @@ def ppo(batch: LossBatch, options: PpoOptions) -> TokenLoss:
 
 
 def dual_clip(batch: LossBatch, options: DualClipOptions) -> TokenLoss:
-    """`ppo`, but at least floor * A where A < 0 (Ye et al., arXiv 1912.09729, equation 5)."""
+    """`ppo`, but at least floor * A where A < 0 (Ye et al., arXiv 1912.09729, dual-clip PPO)."""
     ratio = importance_ratio(batch.current_logprobs, batch.proximal_logprobs)
     objective = clipped_objective(ratio, batch.advantages, options.clip_low, options.clip_high)
     floored = torch.maximum(objective, options.floor * batch.advantages)

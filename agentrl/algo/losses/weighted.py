@@ -61,7 +61,7 @@ def vespo(batch: LossBatch, options: VespoOptions) -> TokenLoss:
 
 
 def topr(batch: LossBatch, options: NoOptions) -> TokenLoss:
-    """-A log pi where A > 0, -A sg(min(w, 1)) log pi elsewhere (Le Roux et al., arXiv 2503.14286, equation 8, by token)."""
+    """-A log pi where A > 0, -A sg(min(w, 1)) log pi elsewhere (Le Roux et al., arXiv 2503.14286, TOPR, by token)."""
     weight = importance_ratio(batch.current_logprobs.detach(), batch.behavior_logprobs).clamp(max=1.0)
     weight = torch.where(batch.advantages > 0, 1.0, weight)
     return TokenLoss(loss=-batch.advantages * weight * batch.current_logprobs)

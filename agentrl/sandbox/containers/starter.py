@@ -22,7 +22,7 @@ HOST_FOLDER: Final = f"{SUPERVISOR_FOLDER}/host"
 _MOUNT: Final = """set -e
 mount=$1 place=$2 size=$3 lower=$4; shift 4
 "$mount" -t tmpfs -o "mode=755,$size" layer "$place"
-mkdir "$place/upper" "$place/work" "$place/merged"
+mkdir "$place/upper" "$place/work" "$place/merged" "$place/kept"
 "$mount" -t overlay -o "userxattr,lowerdir=$lower,upperdir=$place/upper,workdir=$place/work" layers "$place/merged"
 exec "$@\""""
 """Mounts a new layer over the others and becomes the rest of its words."""

@@ -49,7 +49,8 @@ async def test_only_what_is_kept_reaches_the_next_run(containers: BubblewrapCont
         async with bench.run() as container:
             await container.shell("echo second > /etc/app/config; echo evil > /etc/ld.so.preload; echo x > /root/.bashrc")
             await container.shell(
-                "echo seen > /root/seen; touch /app/x; chmod 555 /app; mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
+                "echo seen > /root/seen; touch /app/x; chmod 555 /app; mkdir -p /logs/verifier; "
+                "echo 1 > /logs/verifier/reward.txt"
             )
             await container.shell("ln -s /logs /srv/link; rm -rf /opt; ln -s /etc /opt")
         await bench.keep(["/app", "/etc/app", "/opt", "/nowhere/at/all"], homes=["/root"])

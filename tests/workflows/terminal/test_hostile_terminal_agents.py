@@ -82,4 +82,4 @@ async def test_programs_that_attack_the_test_that_runs_them_get_nothing(tmp_path
 
 
 def test_there_are_more_than_thirty_hostile_agents() -> None:
-    assert len(NAIVE) + len(READING) + len(RUNNING) >= 60
+    assert len(NAIVE) + len(READING) + len(RUNNING) > 60

@@ -65,7 +65,7 @@ async def test_the_last_turn_that_is_allowed_counts(tmp_path: Path) -> None:
 
 async def test_the_oracle_is_the_reference_of_its_task(tmp_path: Path) -> None:
     task = write_problem(tmp_path, "small-store")
-    agent = TerminalAgent(**ARGUMENTS)
+    agent = TerminalAgent(images=ARGUMENTS["images"])
     replies = agent.reference(read_harbor_folder(Path(task["folder"])).as_task("small-store"))
     assert replies is not None
     assert (await play_async(agent, task, replies)).final_reward == 1.0

@@ -20,7 +20,7 @@ HERE := not sglang and not chaos and not external and not frameworks and not cli
 # Cells of the fault matrix that `make chaos` runs: all, or short.
 CELLS ?= all
 
-.PHONY: setup sandbox-install browser-install envs-install frameworks-install clients-install demo demo-code demo-distributed demo-math demo-ray demo-sglang smoke test test-fast test-processes test-envs test-frameworks test-clients test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
+.PHONY: setup sandbox-install browser-install envs-install frameworks-install clients-install demo demo-code demo-distributed demo-math demo-ray demo-sglang demo-terminal smoke test test-fast test-processes test-envs test-frameworks test-clients test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 12
@@ -53,6 +53,9 @@ demo-ray: setup  ## run the demo on a Ray cluster of three nodes on this machine
 
 demo-code: setup sandbox-install  ## train the bundled code agent, whose programs run in the sandbox against hidden tests (SEED=1)
 	$(BIN)/python -m agentrl_workflows.code_demo.demo --seed $(SEED)
+
+demo-terminal: setup sandbox-install  ## train the terminal agent on Harbor tasks in containers, on this machine's CPU (SEED=1)
+	$(BIN)/python -m agentrl_workflows.terminal_demo.demo --seed $(SEED)
 
 smoke: setup  ## run the demo's smallest variant, in under a minute
 	$(BIN)/python -m agentrl_workflows.calculator.demo --smoke --seed $(SEED)

@@ -265,6 +265,7 @@ async def test_word_problems_and_gsm8k_files_are_right_for_the_reasoning_workflo
     [
         ("examples/bundled/repository.yaml", 1),
         ("examples/bundled/code_feedback.yaml", 1),
+        ("examples/bundled/terminal.yaml", 2),
         ("workflows/agentrl_workflows/calculator/demo.yaml", 20),
     ],
 )

@@ -49,14 +49,15 @@ async def test_only_what_is_kept_reaches_the_next_run(containers: BubblewrapCont
         async with bench.run() as container:
             await container.shell("echo second > /etc/app/config; echo evil > /etc/ld.so.preload; echo x > /root/.bashrc")
             await container.shell(
-                "echo seen > /root/seen; touch /app/x; mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
+                "echo seen > /root/seen; touch /app/x; chmod 555 /app; mkdir -p /logs/verifier; "
+                "echo 1 > /logs/verifier/reward.txt"
             )
             await container.shell("ln -s /logs /srv/link; rm -rf /opt; ln -s /etc /opt")
         await bench.keep(["/app", "/etc/app", "/opt", "/nowhere/at/all"], homes=["/root"])
         assert await bench.changed() == ["/app", "/etc", "/root"]
         async with bench.run() as container:
             said = await container.shell(
-                "cat /etc/app/config; ls -A /root /logs; ls -d /etc/ld.so.preload /srv/link; ls -ld /opt"
+                "cat /etc/app/config; ls -A /root /logs; ls -d /etc/ld.so.preload /srv/link; ls -ld /app /opt"
             )
     lines = said.stdout.decode().splitlines()
     assert lines[0] == "second"
@@ -64,7 +65,7 @@ async def test_only_what_is_kept_reaches_the_next_run(containers: BubblewrapCont
     assert ".bashrc" not in lines
     assert "verifier" not in lines
     assert sum("No such file" in line for line in lines) == 2
-    assert lines[-1].startswith("d")
+    assert [line[:10] for line in lines[-2:]] == ["dr-xr-xr-x", "drwxr-xr-x"]
 
 
 async def test_background_processes_end_with_their_run(containers: BubblewrapContainers) -> None:

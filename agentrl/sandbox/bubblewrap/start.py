@@ -251,10 +251,13 @@ class BubblewrapStarter:
 
     folders: tuple[str, ...] = KEPT_IN_MEMORY
     """Directories of its boxes whose contents count as memory."""
+    own_files: Mapping[str, bytes]
+    """Files of each box by absolute path, beside those of the program and the supervisor."""
 
     def __init__(self, host: Host, seccomp: bytes, uids: UserIds, groups: ControlGroups | None = None) -> None:
         """Start with the programs of `host`, under the filter `seccomp`, as one of `uids` where this process is root."""
         self._host, self._seccomp, self._uids, self._groups = host, seccomp, uids, groups
+        self.own_files = {}
 
     @asynccontextmanager
     async def start(self, program: Program, limits: Limits, *, use: Use = "program") -> AsyncGenerator[BubblewrapBox]:
@@ -295,6 +298,7 @@ class BubblewrapStarter:
     def _launch(self, program: Program, limits: Limits, uid: int, use: Use) -> BubblewrapBox:
         files = {f"{WORK}/{name}": data for name, data in program.files.items()}
         files |= {f"{SUPERVISOR_FOLDER}/{name}": data for name, data in files_inside(use).items()}
+        files |= self.own_files
         if use == "forks":
             files[f"{SUPERVISOR_FOLDER}/seccomp"] = self._seccomp
         argv = list(program.argv)

@@ -78,8 +78,10 @@ def _make_folder(place: Path) -> None:
 
 
 def keep_parts(layer: Path, kept: Path, paths: Sequence[str], homes: Sequence[str]) -> None:
-    """Move parts of a dead layer into the new layer `kept`, as `Workbench.keep` describes."""
-    _make_folder(kept)
+    """Move parts of a dead layer into the new layer `kept`, as `Workbench.keep` describes.
+
+    A layer that is full has no room for a directory above a part, which is then not kept.
+    """
     for path in paths:
         _move(layer, kept, PurePosixPath(path).parts[1:])
     for home in homes:
@@ -108,17 +110,19 @@ def _move(layer: Path, kept: Path, parts: Sequence[str]) -> None:
     if parent is None or not parts:
         return
     source, target = parent / parts[-1], kept.joinpath(*parts)
-    try:
-        if stat.S_ISLNK(source.lstat().st_mode):
-            return
-    except OSError:
-        return
     place = kept
-    for part in parts[:-1]:
-        place = place / part
-        _make_folder(place)
-    with suppress(FileNotFoundError):
+    with suppress(OSError):
+        mode = source.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            return
+        for part in parts[:-1]:
+            place = place / part
+            _make_folder(place)
+        if stat.S_ISDIR(mode):
+            source.chmod(0o700)  # to move a directory its owner must be able to write to it
         source.rename(target)
+        if stat.S_ISDIR(mode):
+            target.chmod(stat.S_IMODE(mode))
 
 
 def read_from_layer(layer: Path, path: str, max_bytes: int) -> bytes:

@@ -25,7 +25,7 @@ from agentrl.sandbox.containers.layer_files import files_as, keep_parts, read_fr
 from agentrl.sandbox.containers.memory import LayerMemory, LayerTools, find_layer_tools, hold_memory
 from agentrl.sandbox.containers.protocol import LayerFile
 from agentrl.sandbox.containers.roots import CONTAINER_UID, RootFolder, folder_root, make_default_root
-from agentrl.sandbox.containers.starter import HOST_FOLDER, LayerStarter, OneUserId
+from agentrl.sandbox.containers.starter import WRAPPER, LayerStarter, OneUserId
 from agentrl.sandbox.session import Session
 from agentrl.sandbox.types import Limits, Program, Result
 from agentrl.sandbox.usage_record import note_use
@@ -43,17 +43,8 @@ CONTAINER_LIMITS: Final = Limits(
 )
 """Of containers that bring none; `work_mb` bounds what a run writes."""
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_WRAPPER: Final = f"""#!/bin/sh
-u={HOST_FOLDER}/usr
-for l in $u/lib64/ld-linux-x86-64.so.2 $u/lib/ld-linux-aarch64.so.1; do [ -e "$l" ] && break; done
-exec "$l" --library-path "$u/lib/x86_64-linux-gnu:$u/lib/aarch64-linux-gnu:$u/lib64:$u/lib" "$u/bin/python3" "$@"
-"""
-"""Runs this machine's Python in an image that may have none, or another C library."""
-
-
 ANY_IMAGE: Final = "*"
 """The name among images that stands for those without an entry."""
-WRAPPER_NAME: Final = "python"
 
 
 class BubblewrapContainer:
@@ -196,7 +187,7 @@ class _Parts:
 
     def supervisor(self, root: RootFolder) -> tuple[str, ...]:
         """Return Python and the supervisor, as a container with this root sees them."""
-        python = self.host.python if root.shows_usr else f"{SUPERVISOR_FOLDER}/{WRAPPER_NAME}"
+        python = self.host.python if root.shows_usr else WRAPPER
         return (python, "-I", "-S", "-B", f"{SUPERVISOR_FOLDER}/supervisor.py")
 
 

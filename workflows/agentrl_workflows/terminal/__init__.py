@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentrl_workflows.terminal.agent import TerminalAgent
-from agentrl_workflows.terminal.episode import TerminalWorkflow
+from agentrl_workflows.terminal.command_agent import TerminalCommand
+from agentrl_workflows.terminal.episode import TerminalWorkflow, Workplace
 
-__all__ = ["TerminalAgent", "TerminalWorkflow"]
+__all__ = ["TerminalAgent", "TerminalCommand", "TerminalWorkflow", "Workplace"]

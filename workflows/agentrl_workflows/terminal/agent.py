@@ -14,13 +14,12 @@ from typing import Any, Final
 import anyio
 
 from agentrl.client import Client, MessageLike
-from agentrl.data.harbor_task import HarborTask
 from agentrl.errors import ConfigError
 from agentrl.sandbox import Ending, Result
 from agentrl.sandbox.containers import Container
 from agentrl.tools import reply_to, tool
 from agentrl.types import Task
-from agentrl_workflows.terminal.episode import TerminalWorkflow
+from agentrl_workflows.terminal.episode import TerminalWorkflow, Workplace
 
 TERMINAL_SYSTEM: Final = (
     "You work in a terminal. Call `bash` with the command to run; its directory and variables stay as you leave them. "
@@ -59,9 +58,9 @@ class TerminalAgent(TerminalWorkflow):
         super().__init__(**settings)
         self._max_turns, self._command_s, self._max_chars, self._system = max_turns, command_s, max_output_chars, system
 
-    async def work(self, task: Task, client: Client, container: Container, harbor: HarborTask) -> None:
+    async def work(self, task: Task, client: Client, place: Workplace) -> None:
         """Let the model work until it answers without a call, or reaches a limit."""
-        screen = Screen(container, self._max_chars, self._command_s, harbor.agent_timeout_s)
+        screen = Screen(place.container, self._max_chars, self._command_s, place.harbor.agent_timeout_s)
         bash = tool(screen.bash)
         messages: list[MessageLike] = [{"role": "system", "content": self._system}] if self._system else []
         messages.append({"role": "user", "content": task["question"]})

@@ -11,21 +11,31 @@ import json
 import shlex
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from agentrl.client import Client
+from agentrl.client import Client, Door
 from agentrl.data.harbor_task import HarborTask, read_harbor_folder
 from agentrl.errors import ConfigError, WorkflowError
-from agentrl.sandbox.containers import BubblewrapContainers, Container, open_containers
+from agentrl.sandbox.containers import BubblewrapContainers, Container, LayerFile, open_containers
 from agentrl.sandbox.containers.workbench import CONTAINER_LIMITS
 from agentrl.sandbox.types import Limits
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
 from agentrl_workflows.terminal.verifier import TaskVerifier, prepare
+
+
+class Workplace(NamedTuple):
+    """What the agent of one episode has."""
+
+    container: Container
+    harbor: HarborTask
+    door: Door | None
+    """The way to the policy for programs in the container, where the workflow is `served`."""
 
 
 class TerminalWorkflow(RolloutWorkflow):
@@ -40,6 +50,9 @@ class TerminalWorkflow(RolloutWorkflow):
         limits: fields of `Limits` that differ from those of a container; a task that asks for less memory gets less.
         max_open: episodes that have a container at a time.
     """
+
+    served: bool = False
+    """Whether programs in the container reach the policy, by a door of the episode."""
 
     def __init__(
         self,
@@ -56,11 +69,15 @@ class TerminalWorkflow(RolloutWorkflow):
         self._open: tuple[BubblewrapContainers, TaskVerifier] | None = None
 
     @abstractmethod
-    async def work(self, task: Task, client: Client, container: Container, harbor: HarborTask) -> None:
-        """Let the policy work in the container until it is done.
+    async def work(self, task: Task, client: Client, place: Workplace) -> None:
+        """Let the policy work in `place.container` until it is done.
 
         A limit of the client ends the episode with `limit_reward`. What the container holds at the end is what counts.
         """
+
+    def programs(self) -> Mapping[str, LayerFile]:
+        """Return files that each container of an agent has beside those of its task, by absolute path; none by default."""
+        return {}
 
     async def run(self, task: Task, client: Client) -> float:
         """Return the reward that the tests of the task name.
@@ -75,8 +92,13 @@ class TerminalWorkflow(RolloutWorkflow):
         environment = {**harbor.image.env, **harbor.agent_env}
         async with containers.workbench(image=harbor.image.image, limits=limits) as bench:
             await prepare(bench, harbor, limits)
-            async with bench.run(directory=harbor.image.workdir, environment=environment) as container:
-                await self.work(task, client, container, harbor)
+            if programs := self.programs():
+                await bench.add(programs)
+            async with client.served() if self.served else nullcontext() as door:
+                port = None if door is None else urlsplit(door.server_url).port
+                run = bench.run(directory=harbor.image.workdir, environment=environment, port=port)
+                async with run as container:
+                    await self.work(task, client, Workplace(container, harbor, door))
             verdict = await verifier.verify(bench, harbor, limits)
         parts = {f"reward.{name}": value for name, value in verdict.parts.items() if name.isidentifier()}
         client.record(verifier_broken=bool(verdict.broken), **parts)

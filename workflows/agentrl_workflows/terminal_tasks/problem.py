@@ -6,7 +6,6 @@ Invariant: the oracle earns 1.0, and an agent that does nothing, and each of the
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
 import shutil
@@ -14,7 +13,6 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 _TOML: Final = """\
@@ -94,11 +92,6 @@ def _text(block: str) -> str:
     return textwrap.dedent(block).strip("\n") + "\n"
 
 
-def as_base64(data: bytes) -> str:
-    """Return bytes as one line of text."""
-    return base64.b64encode(data).decode()
-
-
 def write_problems(problems: Iterable[Problem], folder: Path) -> list[Path]:
     """Write the folders of problems below `folder`, and return them."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,20 +100,16 @@ def write_problems(problems: Iterable[Problem], folder: Path) -> list[Path]:
 
 def cached_folder(problems: Iterable[Problem], name: str) -> Path:
     """Return a folder with the tasks of these problems, which is written once for each version of them."""
-    with TemporaryDirectory(prefix="agentrl-tasks-", ignore_cleanup_errors=True) as place:
-        made = Path(place) / "made"
-        digest = hashlib.sha256()
-        write_problems(problems, made)
-        for path in sorted(made.rglob("*")):
-            digest.update(str(path.relative_to(made)).encode() + (path.read_bytes() if path.is_file() else b""))
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        target = home / "agentrl" / "terminal-tasks" / f"{name}-{digest.hexdigest()[:12]}"
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            aside = target.with_name(f"{target.name}.{os.getpid()}")
-            shutil.copytree(made, aside)
-            try:
-                aside.rename(target)
-            except OSError:  # another process was faster
-                shutil.rmtree(aside)
+    found = list(problems)
+    own = Path(__file__).read_bytes() + Path(__file__).with_name("checks.py").read_bytes()
+    digest = hashlib.sha256(own + repr(found).encode()).hexdigest()[:16]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    target = home / "agentrl" / "terminal-tasks" / f"{name}-{digest}"
+    if not target.exists():
+        aside = target.with_name(f"{target.name}.{os.getpid()}")
+        write_problems(found, aside)
+        try:
+            aside.rename(target)
+        except OSError:  # another process was faster
+            shutil.rmtree(aside)
     return target

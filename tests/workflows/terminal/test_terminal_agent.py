@@ -1,0 +1,138 @@
+"""The terminal agent shows the model what its shell does, and pays what the tests of the task say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.data.harbor_task import read_harbor_folder
+from agentrl.sandbox.containers import open_containers
+from agentrl.testing import call, play_async
+from agentrl.types import StopReason, Trajectory
+from agentrl_workflows.terminal import TerminalAgent
+from agentrl_workflows.terminal.agent import Screen
+from agentrl_workflows.terminal.verifier import kept_paths, read_reward
+from agentrl_workflows.terminal_tasks.catalog import bundled_problems
+
+pytestmark = [pytest.mark.processes, pytest.mark.anyio]
+ARGUMENTS = {"images": {"debian:12": None}}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def write_problem(folder: Path, name: str) -> dict[str, str]:
+    problem = next(problem for problem in bundled_problems() if problem.name == name)
+    written = problem.write(folder)
+    return {"question": problem.ask, "folder": str(written)}
+
+
+def write_folder(folder: Path, test: str) -> dict[str, str]:
+    (folder / "tests").mkdir(parents=True)
+    (folder / "task.toml").write_text('schema_version = "1.4"\n[verifier]\ntimeout_sec = 5\n[agent]\ntimeout_sec = 60\n')
+    (folder / "instruction.md").write_text("Write 1.\n")
+    (folder / "tests" / "test.sh").write_text(test)
+    return {"question": "Write 1.", "folder": str(folder)}
+
+
+def replies_of(trajectory: Trajectory) -> str:
+    return "\n".join(str(turn.message.get("content")) for turn in trajectory.turns)
+
+
+async def test_the_model_works_in_a_shell_and_is_paid_by_the_tests(tmp_path: Path) -> None:
+    task = write_problem(tmp_path, "count-lines")
+    replies = [
+        call("bash", command="cd /tmp; X=data.txt"),
+        call("bash", command="wc -l < /app/$X > /app/count.txt"),
+        "Done.",
+    ]
+    paid = await play_async(TerminalAgent, task, replies, workflow_args=ARGUMENTS)
+    assert (paid.final_reward, paid.stop_reason) == (1.0, StopReason.COMPLETED)
+    assert (paid.metrics["commands"], paid.metrics["finished"], paid.metrics["verifier_broken"]) == (2, 1, 0)
+    lazy = await play_async(TerminalAgent, task, ["Done."], workflow_args=ARGUMENTS)
+    assert lazy.final_reward == 0.0
+
+
+async def test_the_last_turn_that_is_allowed_counts(tmp_path: Path) -> None:
+    task = write_problem(tmp_path, "count-lines")
+    replies = [call("bash", command="wc -l < data.txt > count.txt")]
+    paid = await play_async(TerminalAgent, task, replies, workflow_args={**ARGUMENTS, "max_turns": 1})
+    assert (paid.final_reward, paid.metrics["finished"]) == (1.0, 0)
+
+
+async def test_the_oracle_is_the_reference_of_its_task(tmp_path: Path) -> None:
+    task = write_problem(tmp_path, "small-store")
+    agent = TerminalAgent(images=ARGUMENTS["images"])
+    replies = agent.reference(read_harbor_folder(Path(task["folder"])).as_task("small-store"))
+    assert replies is not None
+    assert (await play_async(agent, task, replies)).final_reward == 1.0
+
+
+async def test_tests_that_name_no_reward_whatever_the_agent_does_are_a_fault(tmp_path: Path) -> None:
+    for number, test in enumerate(("true", "echo nan > /logs/verifier/reward.txt", "sleep 1000", "exit 1")):
+        task = write_folder(tmp_path / str(number), test)
+        played = await play_async(TerminalAgent, task, ["Done."], workflow_args=ARGUMENTS)
+        assert played.stop_reason is StopReason.ENVIRONMENT_FAULT, test
+        assert played.failure is not None
+        assert "names no reward" in played.failure.message
+
+
+async def test_tests_that_the_agent_broke_pay_nothing(tmp_path: Path) -> None:
+    task = write_folder(tmp_path / "one", "[ -e /app/x ] && exit 3\necho 0.5 > /logs/verifier/reward.txt")
+    broken = await play_async(TerminalAgent, task, [call("bash", command="touch x"), "Done."], workflow_args=ARGUMENTS)
+    assert (broken.final_reward, broken.metrics["verifier_broken"]) == (0.0, 1)
+    kept = await play_async(TerminalAgent, task, ["Done."], workflow_args=ARGUMENTS)
+    assert (kept.final_reward, kept.metrics["verifier_broken"]) == (0.5, 0)
+
+
+async def test_named_parts_are_recorded(tmp_path: Path) -> None:
+    task = write_folder(tmp_path / "one", 'echo \'{"reward": 0.75, "style": 0.5}\' > /logs/verifier/reward.json')
+    played = await play_async(TerminalAgent, task, ["Done."], workflow_args=ARGUMENTS)
+    assert (played.final_reward, played.metrics["reward.style"]) == (0.75, 0.5)
+
+
+async def test_a_screen_tells_of_cuts_interrupts_and_lost_shells() -> None:
+    async with open_containers() as containers, containers.workbench() as bench, bench.run(directory="/app") as container:
+        screen = Screen(container, 40, 30, None)
+        assert await screen.bash("true") == "(no output)"
+        assert await screen.bash("echo to the screen >&2; false") == "to the screen\n[exit status 1]"
+        assert "[1492 characters left out; read less at a time]" in await screen.bash("head -c 1532 /dev/zero | tr '\\0' x")
+        assert await screen.bash("exit 3") == "[exit status 3]\n[a new shell starts in the first directory]"
+        hasty = Screen(container, 40, 0.3, None)
+        assert await hasty.bash("sleep 100") == "[interrupted after 0.3 s]"
+        assert (screen.counts["cut"], hasty.counts["timeouts"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "structure", "said"),
+    [
+        (None, None, "neither"),
+        (b"", None, "expected a number"),
+        (b"1 1", None, "expected a number"),
+        (b"nan", None, "finite"),
+        (None, b"{}", "has no number"),
+        (None, b'{"reward": "high"}', "expected a number"),
+        (None, b'{"reward": true}', "expected a number"),
+        (None, b"[1]", "expected a number"),
+        (None, b"1e999", "finite"),
+        (b"1", b"0", "says 1 and"),
+        (None, b"{", "Expecting"),
+    ],
+)
+def test_what_is_no_reward_is_named(text: bytes | None, structure: bytes | None, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read_reward(text, structure)
+
+
+def test_the_tests_see_own_directories_and_what_the_task_names(tmp_path: Path) -> None:
+    write_folder(tmp_path / "one", "true")
+    file = tmp_path / "one" / "task.toml"
+    file.write_text(
+        file.read_text() + '[metadata.agentrl]\nkeep = ["/etc/nginx"]\n[environment]\nworkdir = "/usr/src/job"\n'
+    )
+    harbor = read_harbor_folder(tmp_path / "one")
+    changed = ["/app", "/etc", "/logs", "/root", "/srv", "/tests", "/tmp", "/usr"]
+    assert kept_paths(changed, harbor) == ["/app", "/srv", "/usr/src/job", "/etc/nginx"]

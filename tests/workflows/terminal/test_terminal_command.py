@@ -1,0 +1,50 @@
+"""A program inside the container finds the policy by its door, and what it leaves is judged by the task's tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.testing import play_async
+from agentrl.types import StopReason
+from agentrl_workflows.terminal import TerminalCommand
+from tests.workflows.terminal.test_terminal_agent import write_problem
+
+ROOT = Path(__file__).parents[3]
+AGENT = {
+    "command": ["python3", "/opt/agent.py", "{question}"],
+    "files": {"/opt/agent.py": str(ROOT / "examples" / "terminal" / "agent.py")},
+    "images": {"debian:12": None},
+}
+pytestmark = [pytest.mark.processes, pytest.mark.anyio]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_a_program_in_the_container_asks_the_policy_and_is_paid(tmp_path: Path) -> None:
+    task = write_problem(tmp_path, "count-lines")
+    replies = ["wc -l < data.txt", "wc -l < data.txt > count.txt", "DONE"]
+    played = await play_async(TerminalCommand, task, replies, workflow_args=AGENT)
+    assert played.failure is None, played.failure
+    assert (played.final_reward, played.metrics["exit_status"], len(played.turns)) == (1.0, 0, 3)
+
+
+async def test_a_program_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+    task = write_problem(tmp_path, "count-lines")
+    played = await play_async(TerminalCommand, task, [], workflow_args={**AGENT, "command": ["no-such-agent"]})
+    assert played.stop_reason is StopReason.ENVIRONMENT_FAULT
+    with pytest.raises(ConfigError, match="there is no file"):
+        TerminalCommand(command=["x"], files={"/opt/x": str(tmp_path / "none")})
+
+
+async def test_a_program_that_crashed_is_judged_by_what_it_left(tmp_path: Path) -> None:
+    task = write_problem(tmp_path, "count-lines")
+    arguments = {**AGENT, "command": ["bash", "-c", "wc -l < data.txt > count.txt; exit 7"]}
+    played = await play_async(TerminalCommand, task, [], workflow_args=arguments)
+    assert played.failure is None, played.failure
+    assert (played.final_reward, played.metrics["exit_status"]) == (1.0, 7)

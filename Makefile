@@ -20,7 +20,7 @@ HERE := not sglang and not chaos and not external and not frameworks and not cli
 # Cells of the fault matrix that `make chaos` runs: all, or short.
 CELLS ?= all
 
-.PHONY: setup sandbox-install browser-install envs-install frameworks-install clients-install demo demo-code demo-distributed demo-math demo-ray demo-sglang demo-terminal smoke test test-fast test-processes test-envs test-frameworks test-clients test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
+.PHONY: setup sandbox-install browser-install envs-install frameworks-install clients-install demo demo-code demo-distributed demo-lora demo-math demo-ray demo-sglang demo-terminal smoke test test-fast test-processes test-envs test-frameworks test-clients test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 12
@@ -37,6 +37,9 @@ setup: $(STAMP)  ## create .venv and install agentrl with its development tools
 
 demo: setup  ## train the bundled calculator agent on this machine's CPU and plot its learning curve (SEED=1 for another seed)
 	$(BIN)/python -m agentrl_workflows.calculator.demo --seed $(SEED)
+
+demo-lora: setup  ## run the demo with a LoRA adapter of rank 8, which servers take beside their weights (SEED=1 for another seed)
+	$(BIN)/python -m agentrl_workflows.calculator.demo --seed $(SEED) --name demo-lora --trainer.lora '{rank: 8, alpha: 16}' --trainer.lr 2e-3 --sync.adapter adapter
 
 demo-math: setup  ## train a tiny model on math with feedback on this machine's CPU (SEED=1 for another seed)
 	$(BIN)/python -m agentrl_workflows.math_demo.demo --seed $(SEED)

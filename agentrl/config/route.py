@@ -47,6 +47,8 @@ def route_of(
     shared = None if elsewhere else _shared_gpus(inference, trainer)
     if sync.backend == "auto" and shared:
         sync = sync.model_copy(update={"backend": "gloo"})
+    if sync.adapter == "adapter":
+        return Route(method="disk", sync=sync, reason="sync.adapter: adapter is loaded from files")
     if sync.method != "auto":
         return Route(method=sync.method, sync=sync, reason="sync.method is set")
     if "publish_dir" in engine.model_fields_set and engine.publish_dir is not None:
@@ -71,6 +73,7 @@ def route_problems(
         for section, name in idle_fields(sync)
         if (section, name) in given
     ]
+    problems += _adapter_route_problems(sync, inference, trainer, engine, elsewhere=elsewhere)
     if sync.backend == "nccl" and trainer.device == "cpu":
         problems.append("sync.backend: nccl joins GPUs, but trainer.device is cpu; set gloo or auto")
     if sync.backend == "nccl" and inference.backend == "embedded":
@@ -87,6 +90,32 @@ def route_problems(
         problems.append(
             f"sync.address: {remote[0]} is another host, which cannot reach {sync.address}; set this host's address, or "
             "sync: disk and engine.publish_dir to a directory that every server sees"
+        )
+    return problems
+
+
+def _adapter_route_problems(
+    sync: SyncConfig, inference: InferenceConfig, trainer: TrainerConfig, engine: EngineConfig, *, elsewhere: bool
+) -> list[str]:
+    problems: list[str] = []
+    if trainer.lora is not None and trainer.trainable is not None:
+        problems.append("trainer.trainable: trainer.lora trains its adapter only; remove one of the two")
+    if sync.adapter != "adapter":
+        return problems
+    if trainer.lora is None:
+        problems.append("sync.adapter: adapter needs one; set trainer.lora, or remove it")
+    if sync.method == "distributed":
+        problems.append("sync.adapter: adapter is loaded from files; remove sync.method, or set sync.adapter: merged")
+    if inference.pause_mode == "fast":
+        problems.append(
+            "inference.pause_mode: fast keeps KV over an update; with sync.adapter: adapter no call spans it; remove it"
+        )
+    remote = remote_urls(inference)
+    if (remote or (elsewhere and not inference.urls)) and engine.publish_dir is None:
+        where = remote[0] if remote else "a server on any node"
+        problems.append(
+            f"sync.adapter: {where} may not see this disk; set engine.publish_dir to a directory that every server sees, or "
+            "sync.adapter: merged"
         )
     return problems
 

@@ -106,7 +106,14 @@ class RunConfig(Config):
     @property
     def resolved_inference(self) -> InferenceConfig:
         """`inference`, with the defaults that depend on other sections filled in."""
-        return self.inference.model_copy(update={"dtype": self.inference.dtype or self.trainer.dtype})
+        given, lora = self.inference, self.trainer.lora
+        update: dict[str, object] = {"dtype": given.dtype or self.trainer.dtype}
+        if lora is not None and self.sync.adapter == "adapter" and given.backend == "sglang" and not given.urls:
+            count = str(self.algorithm.max_staleness + 2)  # the served one, those of calls in the bound, and the next
+            limits = ["--max-lora-rank", str(lora.rank), "--max-loaded-loras", count, "--max-loras-per-batch", count]
+            flags = ("--enable-lora", *limits, "--lora-target-modules", *lora.targets)
+            update["sglang_args"] = (*flags, *given.sglang_args)
+        return given.model_copy(update=update)
 
     @property
     def resolved_engine(self) -> EngineConfig:

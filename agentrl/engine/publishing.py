@@ -28,6 +28,7 @@ from agentrl.errors import AgentRLError, WeightSyncError
 from agentrl.folders import make_private
 from agentrl.inference.backend import Inference, Probe, UpdateReport, WeightSource
 from agentrl.trainer.base import SaveReport, Trainer
+from agentrl.weights.adapter import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.disk import WEIGHTS_FILE, prune
 from agentrl.weights.types import WeightFeed
 
@@ -113,7 +114,8 @@ class WeightPublisher:
         if self._send_dtype is not None:
             return _Source(WeightFeed(version=version, channel=self._trainer.channel, dtype=self._send_dtype), 0)
         publication = await self._trainer.publish(version, str(self._directory))
-        return _Source(publication, (Path(publication.path) / WEIGHTS_FILE).stat().st_size)
+        file = ADAPTER_WEIGHTS_FILE if publication.adapter else WEIGHTS_FILE
+        return _Source(publication, (Path(publication.path) / file).stat().st_size)
 
     def _check(self, version: int, update: UpdateReport) -> None:
         if update.version != version or self._inference.policy_version != version:

@@ -183,11 +183,13 @@ class SnapshotMemory:
     """Whether weights leave from memory; else they are written to files."""
     free: int | None
     """Bytes that are free for it here; None: not known, as on another machine."""
+    adapter: bool = False
+    """Whether it is of an adapter alone, which is copied whatever `trainer.snapshot` says."""
 
     def problems(self, trainer: TrainerConfig) -> list[str]:
         """Return an error where `trainer.snapshot: host` asks for more memory than is free."""
         needed = self.num_bytes * (2 if self.sends else 1)
-        if trainer.snapshot != "host" or self.free is None or needed <= self.free:
+        if self.adapter or trainer.snapshot != "host" or self.free is None or needed <= self.free:
             return []
         return [
             f"trainer.snapshot: host takes {gib(needed)} GiB of host memory on rank 0, and {gib(self.free)} GiB are free "
@@ -198,6 +200,8 @@ class SnapshotMemory:
         """Return the row of the plan, with the choice that the trainer makes."""
         where, size = "host memory of rank 0 for published weights:", f"{gib(self.num_bytes)} GiB of {self.dtype}"
         setting = trainer.snapshot
+        if self.adapter:
+            return f"{where} {self.num_bytes / 2**20:.1f} MiB of {self.dtype}, the adapter, until it is written"
         if setting == "auto" and self.free is None:
             return f"{where} {size}; trainer.snapshot auto: rank 0 decides by the memory that is free on its machine"
         kind = snapshot_kind(setting, self.num_bytes, self.free)
@@ -243,6 +247,9 @@ def run_memory(run: RunConfig, shape: ModelShape, free: int | None, *, trains_on
     as_trained = "float32" if run.trainer.lora is None else run.trainer.dtype
     dtype = (run.resolved_inference.dtype or "float32") if sends else as_trained
     copy = SnapshotMemory(num_bytes=shape.num_parameters * ELEMENT_BYTES[dtype], dtype=dtype, sends=sends, free=free)
+    if run.sync.adapter == "adapter":
+        count = trained_parameters(run.trainer, shape)
+        copy = SnapshotMemory(num_bytes=4 * count, dtype="float32", sends=False, free=free, adapter=True)
     saved = trained_parameters(run.trainer, shape) + (shape.num_parameters if owns_critic(run.algorithm) else 0)
     return RunMemory(
         trainer=trainer,

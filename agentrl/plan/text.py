@@ -297,6 +297,11 @@ def _updates(config: RunConfig, route: Route) -> str:
     if route.method == "distributed":
         backend = "nccl where both ends are on GPUs, else gloo" if sync.backend == "auto" else sync.backend
         way = f"from the trainer's memory ({backend}, {sync.bucket_mb} MB at a time, trainer at {sync.address})"
+    if config.sync.adapter == "adapter":
+        mode, meaning = "none", "calls end under the adapter that they began with: log-probs equal a recompute under it"
+        way = f"the adapter alone, under a name for each version, {way}"
+    elif config.trainer.lora is not None:
+        way = f"base and adapter merged, {way}"
     engine = config.resolved_engine
     when, often = "", "before each step,"
     if engine.overlap_publication:

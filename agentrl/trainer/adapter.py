@@ -23,9 +23,10 @@ from torch.nn import functional
 
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.trainer.config import LoraConfig
+from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shard import held_box, whole
-from agentrl.trainer.parallel.snapshot import torch_tensor
-from agentrl.weights.adapter import PeftConfig, peft_name
+from agentrl.trainer.parallel.snapshot import snapshot, torch_tensor
+from agentrl.weights.adapter import AdapterBase, PeftConfig, adapter_documents, peft_name
 from agentrl.weights.tensors import StoredTensor
 
 
@@ -176,6 +177,14 @@ class Adapter:
             lora_alpha=self.config.alpha,
             target_modules=tuple(self.config.targets),
         )
+
+    def documents(self, base: AdapterBase) -> dict[str, bytes]:
+        """Return the files that describe the adapter, by name."""
+        return adapter_documents(self.peft_config(base.path), base)
+
+    def copies(self, ranks: Ranks) -> dict[str, Tensor]:
+        """Return copies of A and B on rank 0, by PEFT's names; nothing on others, and every rank must call it."""
+        return snapshot({name: parameter.detach() for name, parameter in self.matrices().values()}, ranks)
 
     def merging(self) -> Merging:
         """Return what merges the weights of now; every rank must call it."""

@@ -14,6 +14,9 @@ class SyncConfig(Config):
 
     method: Literal["auto", "disk", "distributed"] = "auto"
     """`disk`: through safetensors files. `distributed`: through a process group. `auto`: by topology, see the plan."""
+    adapter: Literal["merged", "adapter"] = "merged"
+    """With `trainer.lora`: `merged` sends whole weights. `adapter` sends the adapter, under a name for each version, from
+    disk: servers do not pause, and a call ends under the version that it began with."""
     bucket_mb: int = Field(default=64, ge=1)
     """Megabytes sent in one piece while the next are gathered; trainer and server each hold two such pieces."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"

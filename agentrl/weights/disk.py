@@ -17,6 +17,7 @@ import msgspec
 
 from agentrl.errors import TrainError, WeightSyncError
 from agentrl.folders import make_private
+from agentrl.weights.adapter import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.tensors import WEIGHTS_FILE, RawTensor, model_checksum, read_safetensors, write_safetensors
 from agentrl.weights.types import Publication
 
@@ -137,6 +138,21 @@ def publish(
         prune(directory, keep=keep)
     return Publication(
         version=version, path=str(final), checksum=manifest.checksum, tensor_checksums=manifest.tensor_checksums
+    )
+
+
+def publish_adapter(
+    tensors: Mapping[str, RawTensor], documents: Mapping[str, bytes], *, version: int, directory: Path
+) -> Publication:
+    """Write an adapter as policy `version`, as `publish` does whole weights: its matrices and the files that describe it."""
+    final = directory / f"{_VERSION_PREFIX}{version:08d}"
+    digests = {name: tensor.checksum(name) for name, tensor in tensors.items()}
+    with atomic_directory(final, durable=False) as folder:
+        write_safetensors(folder / ADAPTER_WEIGHTS_FILE, tensors)
+        for name, content in documents.items():
+            (folder / name).write_bytes(content)
+    return Publication(
+        version=version, path=str(final), checksum=model_checksum(digests), tensor_checksums=digests, adapter=True
     )
 
 

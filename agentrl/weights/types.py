@@ -31,7 +31,9 @@ class Publication:
     checksum: str
     """Digest over all tensors; `agentrl.weights.tensors` makes it."""
     tensor_checksums: Mapping[str, str]
-    """Digest of each tensor, by HF parameter name."""
+    """Digest of each tensor, by HF parameter name; of an adapter, by PEFT's."""
+    adapter: bool = False
+    """Whether it is a LoRA adapter, which servers take beside their weights and under a name of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ import anyio
 from agentrl.concurrency import Deadline
 from agentrl.errors import ServerError, ServerUnavailable
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk, WeightSource
+from agentrl.inference.sglang.adapters import AdapterReceiver
 from agentrl.inference.sglang.server import Receiver
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.types import ExpectedWeights, Publication, WeightChannel
@@ -60,6 +61,11 @@ class Server(Protocol):
     @property
     def groups(self) -> Receiver:
         """Its part in taking weights from the trainer's memory."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterReceiver:
+        """Its part in taking LoRA adapters."""
         ...
 
     async def connect(self) -> None:

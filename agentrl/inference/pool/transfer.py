@@ -31,6 +31,8 @@ class WeightTransfer:
 
     num_bytes: int | None = None
     """Bytes sent to each server; None when servers read files."""
+    pauses = True
+    """Whether servers stop sampling meanwhile. An adapter is loaded beside the one that running calls keep."""
     may_load_twice = True
     """Whether `load` may be called again for a server that closed the connection; a broadcast has room for one."""
 
@@ -45,6 +47,13 @@ class WeightTransfer:
         """Have one server take the weights."""
         raise NotImplementedError
 
+    async def digests(self, member: Member) -> Mapping[str, str]:
+        """Return the digests of what one server has taken."""
+        return await member.server.checksums()
+
+    async def serve(self, member: Member) -> None:
+        """Have one server, whose digests are right, use what it has taken, where loading alone does not."""
+
     async def complete(self, members: Sequence[Member]) -> None:
         """End for these servers, which have loaded, and give up the rest."""
 
@@ -57,7 +66,7 @@ def open_transfer(
 ) -> AbstractAsyncContextManager[WeightTransfer]:
     """Return the context manager of a transfer."""
     if isinstance(source, Publication):
-        return nullcontext(_DiskTransfer(source))
+        return nullcontext(_AdapterTransfer(source) if source.adapter else _DiskTransfer(source))
     return _from_trainer(source, chosen, each, again=again)
 
 
@@ -69,6 +78,19 @@ class _DiskTransfer(WeightTransfer):
 
     async def load(self, member: Member) -> None:
         await member.server.load_weights(self._publication)
+
+
+class _AdapterTransfer(_DiskTransfer):
+    pauses = False
+
+    async def load(self, member: Member) -> None:
+        await member.server.adapters.load(self._publication)
+
+    async def digests(self, member: Member) -> Mapping[str, str]:
+        return await member.server.adapters.checksums(self._publication)
+
+    async def serve(self, member: Member) -> None:
+        await member.server.adapters.serve(self._publication)
 
 
 @asynccontextmanager

@@ -12,9 +12,11 @@ A stream that loses a piece after its ids are out therefore fails with `ServerUn
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 from uuid import uuid4
 
 import anyio
@@ -58,7 +60,7 @@ class Assembly:
     def done(self) -> bool:
         return self._stop_reason is not None
 
-    def body(self, *, stream: bool = False, cache_salt: str = "") -> tuple[str, bytes]:
+    def body(self, *, stream: bool = False, cache_salt: str = "", adapter: str = "") -> tuple[str, bytes]:
         """Return the id and the body of the request for the missing tokens; each piece has a new id."""
         request, sampling = self.request, self.request.sampling
         rid, ids_json = request.request_id, request.context.json
@@ -73,7 +75,9 @@ class Assembly:
             seed = sampling.seed
             sampling = sampling if seed is None else replace(sampling, seed=(seed + kept + 2**63) % 2**64 - 2**63)
         limit = sampling.max_new_tokens - kept
-        return rid, generate_body(sampling, rid=rid, ids_json=ids_json, limit=limit, stream=stream, cache_salt=cache_salt)
+        return rid, generate_body(
+            sampling, rid=rid, ids_json=ids_json, limit=limit, stream=stream, cache_salt=cache_salt, adapter=adapter
+        )
 
     def take(self, reply: GenerateReply, *, caller_aborted: bool, streamed: bool = False) -> None:
         """Add a checked reply as a piece; afterwards the call is `done`, or must be sent again.
@@ -161,6 +165,27 @@ class Assembly:
         return ReplyError(f"{self._url}: request {self.request.request_id} got {got}", url=self._url)
 
 
+class NamedAdapter(NamedTuple):
+    """The LoRA adapter that calls name."""
+
+    name: str
+    version: int
+    base: int
+    """Version of the weights below it, which the server reports for every token."""
+
+    def labelled(self, reply: GenerateReply, url: str) -> GenerateReply:
+        """Return `reply` with the version of the adapter in place of that of the weights below it."""
+        if others := {span.version for span in reply.spans} - {self.base}:
+            raise ServerUnavailable(
+                f"{url}: answered with weights of version {min(others)} below the adapter {self.name}, which was loaded on "
+                f"version {self.base}; does another program update this server?",
+                url=url,
+            )
+        if not len(reply.output_ids):
+            return reply
+        return reply._replace(spans=(VersionSpan(start=0, end=len(reply.output_ids), version=self.version),))
+
+
 @dataclass(slots=True, eq=False)
 class ServerCall:
     """A model call and its piece in flight."""
@@ -175,6 +200,15 @@ class ServerCall:
     dropped: bool = False
     """The caller aborted it where the server cannot; agentrl closed its connection."""
     caller_aborted: bool = False
+    adapter: NamedAdapter | None = None
+    """Of the last piece sent."""
+
+
+def as_lost_adapter(call: ServerCall, error: RequestRejected) -> ServerError:
+    """Return the error of a call whose adapter its server lost, as by a restart, so that it is sent again; or `error`."""
+    if call.adapter is None or call.adapter.name not in str(error):
+        return error
+    return ServerUnavailable(f"{error}; was the server restarted?", status=error.status, url=error.url)
 
 
 def _longest_reply(call: ServerCall) -> int:
@@ -195,6 +229,12 @@ class ServerCalls:
         self._abort_later: list[str] = []
         self.cache_salt = ""
         """Keeps requests apart from cached prefixes of earlier weights; empty where the cache was flushed."""
+        self.adapter: NamedAdapter | None = None
+        """Named by every piece that is sent from now on; None: the weights alone."""
+        self.uses: Counter[str] = Counter()
+        """Pieces in flight of each adapter that has any."""
+        self.use_changed = anyio.Event()
+        """Set when an adapter has no piece in flight any more; there is a new one afterwards."""
 
     @property
     def in_flight(self) -> int:
@@ -273,17 +313,32 @@ class ServerCalls:
         """Wait for the gate, then return the body of the next piece; `land` must follow."""
         while self._gate is not None:
             await self._gate.wait()
-        call.rid, body = call.assembly.body(stream=stream, cache_salt=self.cache_salt)
+        call.adapter = self.adapter
+        name = "" if call.adapter is None else call.adapter.name
+        call.rid, body = call.assembly.body(stream=stream, cache_salt=self.cache_salt, adapter=name)
         self._sent.add(call)
+        if name:
+            self.uses[name] += 1
         return body
 
     def land(self, call: ServerCall) -> None:
         """Count a piece as in flight no longer."""
+        if call not in self._sent:
+            return
         self._sent.discard(call)
+        if call.adapter is not None:
+            name = call.adapter.name
+            self.uses[name] -= 1
+            if not self.uses[name]:
+                del self.uses[name]
+                changed, self.use_changed = self.use_changed, anyio.Event()
+                changed.set()
 
     def take(self, call: ServerCall, reply: bytes, *, streamed: bool) -> None:
         """Check the reply to a piece and add it to its call."""
         checked = parse_reply(reply, vocab_size=self.vocab_size, url=self.url)
+        if call.adapter is not None:
+            checked = call.adapter.labelled(checked, self.url)
         call.assembly.take(checked, caller_aborted=call.caller_aborted, streamed=streamed)
 
     def payloads(self, call: ServerCall, body: bytes) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
@@ -315,6 +370,8 @@ class ServerCalls:
             body = await self.launch(call, stream=False)
             try:
                 reply = await self._transport.call("POST", "/generate", body, max_bytes=_longest_reply(call))
+            except RequestRejected as error:
+                raise as_lost_adapter(call, error) from error
             except anyio.get_cancelled_exc_class():
                 await self.abandon(call.rid)
                 raise
@@ -373,8 +430,17 @@ class Chunks(AsyncIterator[GenerationChunk]):
         if self._events is None:
             body = await self._calls.launch(self._call, stream=True)
             self._piece = AsyncExitStack()
-            self._events = await self._piece.enter_async_context(self._calls.payloads(self._call, body))
-        payload = await anext(self._events, None)
+            try:
+                self._events = await self._piece.enter_async_context(self._calls.payloads(self._call, body))
+            except RequestRejected as error:
+                raise as_lost_adapter(self._call, error) from error
+        try:
+            return await self._next_event(self._events)
+        except RequestRejected as error:
+            raise as_lost_adapter(self._call, error) from error
+
+    async def _next_event(self, events: AsyncIterator[bytes]) -> GenerationChunk | None:
+        payload = await anext(events, None)
         if payload is None:
             raise ReplyError(f"{self._calls.url}: the stream ended without a finish reason", url=self._calls.url)
         event = parse_event(payload, vocab_size=self._calls.vocab_size, url=self._calls.url)

@@ -22,6 +22,7 @@ import orjson
 
 from agentrl.concurrency import Deadline
 from agentrl.errors import ConfigError, InvariantError, ReplyError, WeightSyncError
+from agentrl.inference.sglang.adapters import AdapterCalls, AdapterReceiver
 from agentrl.inference.sglang.calls import ServerCalls
 from agentrl.inference.sglang.transport import Control, Transport
 from agentrl.inference.sglang.wire import (
@@ -174,6 +175,9 @@ class SGLangServer:
         self._info: ServerInfo | None = None
         self.groups: Receiver = GroupCalls(self._control, lambda: self.info, flush=self._flush, has=self._has)
         """Its part in taking weights from the trainer's memory."""
+        self._adapters = AdapterCalls(self._control, lambda: self.info, self._calls)
+        self.adapters: AdapterReceiver = self._adapters
+        """Its part in taking LoRA adapters."""
         self._version = 0
         self._paused = False
         self._mode: Literal["retract", "in_place"] = "retract"
@@ -244,9 +248,10 @@ class SGLangServer:
             await self._calls.abort(request_id)
 
     async def check(self) -> int:
-        """Return the policy version of the server's weights, from `/model_info`, which answers during a pause too."""
+        """Return the policy version that calls are computed with, from `/model_info`, which answers during a pause too."""
         body = await self._control.call("GET", "/model_info", None, "a sign of life")
-        return parse_version(decode(body, ModelInfo, "/model_info", self.url).weight_version, self.url)
+        reported = parse_version(decode(body, ModelInfo, "/model_info", self.url).weight_version, self.url)
+        return await self._adapters.current_version(reported)
 
     async def loads(self) -> tuple[Load, ...]:
         """Return how busy the server is, one entry for each of its ranks."""
@@ -315,6 +320,7 @@ class SGLangServer:
 
     async def score(self, token_ids: Int32Array) -> Float32Array:
         """Return the log-probs of `token_ids[1:]`, each given the ids before it, `[L-1] float32`, nats, temperature 1."""
-        body = score_body(np.asarray(token_ids, np.int32))
+        adapter = self._calls.adapter
+        body = score_body(np.asarray(token_ids, np.int32), "" if adapter is None else adapter.name)
         reply = await self._control.call("POST", "/generate", body, f"log-probs of a probe of {len(token_ids)} tokens")
         return parse_scores(reply, token_ids, self.url)

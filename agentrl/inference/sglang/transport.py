@@ -209,7 +209,7 @@ class Control:
             outcome = ControlOutcome(success=False, message=str(error))
         self._unanswered = False
         if not outcome.success:
-            raise WeightSyncError(f"{self.url}: the server did not {what}: {outcome.message}")
+            raise WeightSyncError(f"{self.url}: the server did not {what}: {outcome.message or outcome.error_message}")
 
     async def _let_it_finish(self) -> None:
         # SGLang's workers take calls in the order of their arrival, and these two calls ask the workers. The first may
@@ -239,7 +239,7 @@ def error_message(body: bytes) -> str:
     """
     try:
         value = msgspec.json.decode(body)
-        for name in ("error", "message", "detail"):
+        for name in ("error", "error_message", "message", "detail"):
             if isinstance(value, dict) and name in value:
                 value = cast("dict[str, object]", value)[name]
         return one_line(str(value)[:1000])

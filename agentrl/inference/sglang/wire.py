@@ -45,6 +45,9 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """Ranks that each hold a part of every layer."""
     pp_size: int = 1
     dp_size: int = 1
+    enable_lora: bool | None = None
+    max_loaded_loras: int | None = None
+    """LoRA adapters that it holds at once; None: it names no limit."""
     max_req_input_len: int | None = None
     """Longest prompt, tokens, as context and cache memory allow."""
 
@@ -63,6 +66,22 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """The fields of `/model_info` that agentrl reads."""
 
     weight_version: str | int | None = None
+    lora_adapters: list[str] | None = None
+    """Names of the loaded LoRA adapters; SGLang does not send the field."""
+
+
+class AdapterModel(msgspec.Struct, frozen=True):
+    """An entry of `/v1/models`: the model, or an adapter of it."""
+
+    id: str
+    parent: str | None = None
+    """The model below an adapter; None: it is the model itself."""
+
+
+class AdapterModels(msgspec.Struct, frozen=True):
+    """The reply to `/v1/models`."""
+
+    data: list[AdapterModel]
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -88,6 +107,8 @@ class ControlOutcome(msgspec.Struct, frozen=True):
 
     success: bool = True
     message: str = ""
+    error_message: str | None = None
+    """The reason of a refusal, in the replies about LoRA adapters."""
 
 
 class _Rank(msgspec.Struct):
@@ -223,9 +244,18 @@ def _sampling_json(sampling: SamplingParams, max_new_tokens: int) -> bytes:
 
 
 def generate_body(
-    sampling: SamplingParams, *, rid: str, ids_json: Sequence[bytes], limit: int, stream: bool = False, cache_salt: str = ""
+    sampling: SamplingParams,
+    *,
+    rid: str,
+    ids_json: Sequence[bytes],
+    limit: int,
+    stream: bool = False,
+    cache_salt: str = "",
+    adapter: str = "",
 ) -> bytes:
     """Return the body of a `/generate` call for at most `limit` tokens; `ids_json` is copied once, as it is.
+
+    `adapter` names the LoRA adapter that computes it; empty: the weights alone.
 
     Example:
         >>> generate_body(SamplingParams(max_new_tokens=4), rid="a", ids_json=[b"5", b",6"], limit=4)
@@ -237,14 +267,18 @@ def generate_body(
         parts.append(b',"stream":true')
     if cache_salt:
         parts += [b',"cache_salt":', orjson.dumps(cache_salt)]
+    if adapter:
+        parts += [b',"lora_path":', orjson.dumps(adapter)]
     parts.append(b"}")
     return b"".join(parts)
 
 
-def score_body(token_ids: Int32Array) -> bytes:
-    """Return the body of a `/generate` call that scores `token_ids` and samples nothing."""
+def score_body(token_ids: Int32Array, adapter: str = "") -> bytes:
+    """Return the body of a `/generate` call that scores `token_ids`, by the named adapter, and samples nothing."""
+    named = {"lora_path": adapter} if adapter else {}
     return orjson.dumps(
-        {
+        named
+        | {
             "input_ids": token_ids.tolist(),
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,

@@ -52,6 +52,7 @@ from agentrl.inference.backend import (
 )
 from agentrl.inference.pool.members import Member, Members
 from agentrl.inference.pool.update import WeightSwap
+from agentrl.inference.sglang.adapters import NoReceiver
 from agentrl.inference.sglang.calls import Assembly
 from agentrl.inference.sglang.wire import check_request, parse_reply
 from agentrl.servers.engine import EngineRequest, EngineSampling
@@ -113,6 +114,8 @@ class ScriptedServer:
         """The weights received from files, in order."""
         self.groups = ScriptedReceiver(self)
         """The part that receives weights from a trainer's memory; no tensors are sent."""
+        self.adapters = NoReceiver()
+        """Refuses LoRA adapters."""
         self.control_faults = self.engine.control_faults
         """Faults of control calls; may be changed at any time."""
         self.control_holds: dict[ControlCall, Hold] = {}

@@ -44,7 +44,7 @@ from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks, together
 from agentrl.trainer.parallel.shard import held_box, whole
 from agentrl.trainer.parallel.snapshot import raw_tensor, torch_tensor
-from agentrl.weights.adapter import ADAPTER_WEIGHTS_FILE, adapter_documents
+from agentrl.weights.adapter import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.disk import (
     atomic_directory,
     copy_model_files,
@@ -98,8 +98,7 @@ def stage_adapter(model: PolicyModel, adapter: Adapter, optimizer: Mapping[str, 
         if model.ranks.rank == 0:
             raw = raw_tensor(_host_copy(gathered))
             copies[name] = TensorPart(whole=raw.shape, offset=(0,) * len(raw.shape), data=raw)
-    documents = adapter_documents(adapter.peft_config(model.base.path), model.base)
-    return StagedParts(weights=copies, optimizer=optimizer, adapter=documents)
+    return StagedParts(weights=copies, optimizer=optimizer, adapter=adapter.documents(model.base))
 
 
 def stage_parts(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, TensorPart]:

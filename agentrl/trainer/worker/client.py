@@ -185,7 +185,11 @@ class RemoteTrainer:
         async with self.channel.holding(version, dtype=None, what=what):
             reply = await self._call(protocol.Publish(version, _whole_path(directory)), protocol.Published, what)
         return Publication(
-            version=reply.version, path=reply.path, checksum=reply.checksum, tensor_checksums=reply.tensor_checksums
+            version=reply.version,
+            path=reply.path,
+            checksum=reply.checksum,
+            tensor_checksums=reply.tensor_checksums,
+            adapter=reply.adapter,
         )
 
     async def logprobs(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from agentrl.errors import UpdatePending
 from agentrl.trainer.parallel.snapshot import raw_tensor
 from agentrl.trainer.worker import protocol
-from agentrl.weights.disk import publish
+from agentrl.weights.disk import publish, publish_adapter
 from agentrl.weights.sender import WeightSender, plan_sending
 from agentrl.weights.types import Manifest
 
@@ -37,6 +37,8 @@ class HeldWeights:
     """By HF name."""
     snapshot: bool
     """Whether they stay as they are when the trainer steps."""
+    documents: Mapping[str, bytes] | None = None
+    """Of an adapter, whose matrices `tensors` are by PEFT's names: the files that describe it."""
     manifest: Manifest | None = None
     """Of the first sending, for those after it."""
 
@@ -112,9 +114,13 @@ class OutgoingWeights:
     def _write(self, request: protocol.Publish) -> protocol.Published:
         held = _expect(self._to_write, request.version)
         tensors = {name: raw_tensor(tensor) for name, tensor in held.tensors.items()}
-        done = publish(tensors, version=request.version, directory=Path(request.directory), source=self._source)
+        directory, version = Path(request.directory), request.version
+        if held.documents is None:
+            done = publish(tensors, version=version, directory=directory, source=self._source)
+        else:
+            done = publish_adapter(tensors, held.documents, version=version, directory=directory)
         self._to_write = None  # the files have them from now on
-        return protocol.Published(done.version, done.path, done.checksum, dict(done.tensor_checksums))
+        return protocol.Published(done.version, done.path, done.checksum, dict(done.tensor_checksums), done.adapter)
 
 
 def _expect(held: HeldWeights | None, version: int) -> HeldWeights:

@@ -144,6 +144,8 @@ class _Worker:
     """`trainer.snapshot`; `auto` until the first version is held."""
     free_memory: Callable[[], int | None]
     """Returns the free bytes of this machine."""
+    sends_adapter: bool = False
+    """Whether servers get the adapter and not merged weights."""
     published_version: int | None = None
     """Version as which the present weights were held; None when they were not."""
 
@@ -202,6 +204,8 @@ class _Worker:
 
         # Before the next copy is made, so that there are two only while the former is being sent.
         self.outgoing.forget(request.dtype)
+        if self.sends_adapter:
+            return self._hold_adapter(request)
         model, dtype = self.trainer.model, None if request.dtype is None else getattr(torch, request.dtype)
         num_bytes, free = model.num_bytes(dtype), None
         if self.snapshot == "auto":
@@ -215,6 +219,21 @@ class _Worker:
         self.trainer.published(request.version)
         self.published_version = request.version
         return protocol.WeightsHeld(snapshot=stays, in_file=stays and not copied, num_bytes=num_bytes, free_bytes=free)
+
+    def _hold_adapter(self, request: protocol.HoldWeights) -> protocol.WeightsHeld:
+        from agentrl.trainer.worker.outgoing import HeldWeights
+
+        model, adapter = self.trainer.model, self.trainer.model.adapter
+        if adapter is None:
+            raise InvariantError("sync.adapter: adapter needs trainer.lora; the run file was checked for it")
+        documents, tensors = adapter.documents(model.base), adapter.copies(self.ranks)
+        if self.ranks.rank == 0:
+            held = HeldWeights(version=request.version, dtype=None, tensors=tensors, snapshot=True, documents=documents)
+            self.outgoing.hold(held)
+        self.trainer.published(request.version)
+        self.published_version = request.version
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        return protocol.WeightsHeld(snapshot=True, num_bytes=num_bytes, free_bytes=None)
 
     def _save(self, request: protocol.Save) -> protocol.SaveBegun:
         self.checkpoints.finish(wait=True)
@@ -423,6 +442,7 @@ def _load_worker(
         source=source,
         snapshot=config.snapshot,
         free_memory=free,
+        sends_adapter=sync.adapter == "adapter",
     )
 
 

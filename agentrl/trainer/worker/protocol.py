@@ -189,6 +189,7 @@ class Published(msgspec.Struct, frozen=True, tag=True):
     path: str
     checksum: str
     tensor_checksums: dict[str, str]
+    adapter: bool = False
 
 
 class LogprobsReply(msgspec.Struct, frozen=True, tag=True):

@@ -58,7 +58,8 @@ def probe_of(base: Path, adapter: Path) -> Probe:
 @asynccontextmanager
 async def pool_over(engine: EmbeddedEngine, **settings: object) -> AsyncGenerator[ServerPool]:
     async with serving(engine) as url:
-        config = InferenceConfig.model_validate({"urls": [url], **settings})
+        # A reference model is loaded on this event loop, which may take longer than a health check waits by default.
+        config = InferenceConfig.model_validate({"urls": [url], "health_interval_s": 60, **settings})
         async with ServerPool([SGLangServer(url, vocab_size=VOCAB)], config) as pool:
             yield pool
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import anyio
 import numpy as np
 import pytest
 
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.engine.config import EngineConfig
+from agentrl.engine.inflight import FinishedCalls
+from agentrl.engine.parts import EngineParts
+from agentrl.engine.training import SpotCheck
 from agentrl.errors import ConfigError, WeightSyncError
 from agentrl.inference.backend import Generation, Probe
 from agentrl.inference.config import InferenceConfig
@@ -23,6 +30,7 @@ from agentrl.servers.engine import AdapterReply
 from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.servers.scripted.socket_server import serve_scripted
 from agentrl.servers.serve import serving
+from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.adapter import ADAPTER_WEIGHTS_FILE, read_adapter
 from agentrl.weights.tensors import model_checksum
 from agentrl.weights.types import Publication
@@ -207,3 +215,36 @@ async def test_a_server_without_adapters_is_named_with_the_fix(tmp_path: Path) -
     async with serve_scripted(scripted) as http, SGLangServer(http.url, vocab_size=VOCAB) as server:
         with pytest.raises(ConfigError, match=r"takes no LoRA adapters; .*--enable-lora.*sync\.adapter: merged"):
             await server.adapters.load(published(folder, 1))
+
+
+class MergedTrainer:
+    """Answers log-probs as a trainer with one adapter does."""
+
+    def __init__(self, base: Path, adapter: Path) -> None:
+        self._base, self._adapter = base, adapter
+
+    async def logprobs(self, sequences: Sequence[Int32Array], temperatures: Sequence[float]) -> list[Float32Array]:
+        assert set(temperatures) == {1.0}
+        return [merged_logprobs(self._base, self._adapter, ids) for ids in sequences]
+
+
+async def test_a_server_that_forgets_the_adapter_after_the_update_fails_the_next_spot_check(tmp_path: Path) -> None:
+    base = tiny_checkpoint(tmp_path / "model")
+    folder = make_adapter(base, tmp_path / "v1")
+    engine, calls = engine_of(base), FinishedCalls()
+    async with pool_over(engine) as pool:
+        parts = SimpleNamespace(
+            trainer=MergedTrainer(base, folder), inference=pool, engine=EngineConfig(), algorithm=AlgorithmConfig()
+        )
+        check = SpotCheck(cast("EngineParts", parts), calls)
+        await pool.update_weights(published(folder, 1), probe_of(base, folder))
+        request = ask(PROMPT, 12)
+        calls.add(request, await pool.generate(request), 0)
+        right = await check.run(1)
+        engine.adapters.__class__ = BaseAnswers
+        request = ask(PROMPT, 12)
+        calls.add(request, await pool.generate(request), 1)
+        wrong = await check.run(1)
+        [url] = pool.serving
+    assert right.wrong == {}
+    assert "log-probs of 24 tokens that it sampled with version 1 differ" in wrong.wrong[url]

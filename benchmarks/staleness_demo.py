@@ -27,6 +27,8 @@ from typing import TypeAlias
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from agentrl.errors import AgentRLError
+
 DEMO_ARMS: Mapping[str, Mapping[str, object]] = {
     "naive": {"correction": {"proximal": "behavior", "token": "none"}},
     "decoupled": {},
@@ -39,6 +41,7 @@ DEMO_ARMS: Mapping[str, Mapping[str, object]] = {
 DEMO_RATES = (4e-4, 1.6e-3)
 GROUPS, MEMBERS = 6, 8
 EVALUATED = 256
+PATIENCE_S = 3600
 WINDOW = 5
 """Steps over which the success of a curve is averaged."""
 
@@ -76,8 +79,12 @@ def measured(
     started = time.perf_counter()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=50) as pool:
-        for count, future in enumerate(as_completed([pool.submit(_run, cell, students) for cell in left]), 1):
-            record(future.result())
+        cell_of = {pool.submit(_run, cell, students): cell for cell in left}
+        for count, future in enumerate(as_completed(cell_of), 1):
+            try:
+                record(future.result())
+            except AgentRLError as error:  # the next start of the benchmark tries it again
+                print(f"demo: {cell_of[future]} ended with {type(error).__name__}: {error}", flush=True)
             minutes = (time.perf_counter() - started) / count * (len(left) - count) / 60
             print(f"demo: {count} of {len(left)} runs, about {minutes:.0f} minutes left", flush=True)
 
@@ -101,7 +108,6 @@ def _run(cell: DemoCell, students: Path) -> DemoRow:
     import anyio
     import torch
 
-    from agentrl.errors import AgentRLError
     from benchmarks.one_process import smoke_run, train_here
 
     torch.set_num_threads(1)
@@ -115,16 +121,15 @@ def _run(cell: DemoCell, students: Path) -> DemoRow:
         "trainer.minibatches": cell.minibatches,
         "engine.steps": cell.steps,
         "engine.save_trajectories": "false",
+        "engine.stall_timeout_s": PATIENCE_S,
         "rollout.max_concurrent_episodes": 64,
+        "rollout.episode_timeout_s": PATIENCE_S,  # a busy machine must not look like a policy that fails
     }
     started = time.process_time()
     row: DemoRow = dict(asdict(cell))
     with tempfile.TemporaryDirectory() as folder:
         run = smoke_run(_student(students, cell.seed), Path(folder), algorithm, flags)
-        try:
-            trainer, report = anyio.run(lambda: train_here(run, evaluated=EVALUATED))
-        except AgentRLError as error:  # a policy that collapsed may never answer within its limits
-            return row | {"success": 0.0, "ended_early": type(error).__name__, "cpu_seconds": time.process_time() - started}
+        trainer, report = anyio.run(lambda: train_here(run, evaluated=EVALUATED))
         lines = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
     curve = [float(line["success_rate"]) for line in lines if line["event"] == "step"]
     metrics = [report.metrics for report in trainer.reports]

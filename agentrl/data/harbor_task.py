@@ -112,12 +112,12 @@ class HarborTask(msgspec.Struct, frozen=True, kw_only=True):
         own = self.metadata.get("agentrl")
         kept: object = cast("Mapping[str, Any]", own).get("keep", []) if isinstance(own, Mapping) else []
         if not isinstance(kept, list) or not all(isinstance(each, str) and each.startswith("/") for each in kept):
-            raise _refused(self.folder, "metadata.agentrl.keep", f"expected a list of absolute paths, got {kept!r}")
+            raise _field_error(self.folder, "metadata.agentrl.keep", f"expected a list of absolute paths, got {kept!r}")
         return tuple(cast("list[str]", kept))
 
     def files(self, part: str) -> dict[str, Path]:
         """Return the files below `tests` or `solution`, by their path there."""
-        return dict(_files_below(self.folder / part))
+        return dict(_files_of_part(self.folder / part))
 
     def as_task(self, task_id: str) -> Task:
         """Return the task; tests and solution stay on disk, where no prompt and no record finds them."""
@@ -139,15 +139,15 @@ def read_harbor_folder(folder: Path) -> HarborTask:
         raise ConfigError(f"{folder / HARBOR_FILE}: {error}") from error
     version = read.schema_version or read.version or "1.0"
     if version not in _VERSIONS:
-        raise _refused(folder, "schema_version", f"{version!r} is none of {', '.join(_VERSIONS)}")
-    _refuse_unsupported(folder, read)
+        raise _field_error(folder, "schema_version", f"{version!r} is none of {', '.join(_VERSIONS)}")
+    _refuse_needs(folder, read)
     for part, env in (
         ("environment", read.environment.env),
         ("verifier", read.verifier.env),
         ("solution", read.solution.env),
     ):
         _check_env(folder, f"{part}.env", env)
-    instruction = _text(folder / "instruction.md")
+    instruction = _read_text(folder / "instruction.md")
     if not (folder / "tests" / "test.sh").is_file():
         raise ConfigError(f"{folder}: expected tests/test.sh, which writes /logs/verifier/reward.txt; there is none")
     given = read.environment
@@ -156,9 +156,9 @@ def read_harbor_folder(folder: Path) -> HarborTask:
         instruction=instruction.strip(),
         metadata=read.metadata,
         image=read_dockerfile(folder / "environment", docker_image=given.docker_image, workdir=given.workdir),
-        agent_timeout_s=_seconds(folder, "agent.timeout_sec", read.agent.timeout_sec),
-        verifier_timeout_s=_seconds(folder, "verifier.timeout_sec", read.verifier.timeout_sec) or 600.0,
-        build_timeout_s=_seconds(folder, "environment.build_timeout_sec", given.build_timeout_sec) or 600.0,
+        agent_timeout_s=_checked_seconds(folder, "agent.timeout_sec", read.agent.timeout_sec),
+        verifier_timeout_s=_checked_seconds(folder, "verifier.timeout_sec", read.verifier.timeout_sec) or 600.0,
+        build_timeout_s=_checked_seconds(folder, "environment.build_timeout_sec", given.build_timeout_sec) or 600.0,
         cpus=given.cpus,
         memory_mb=_size(folder, "memory", given.memory_mb, given.memory),
         storage_mb=_size(folder, "storage", given.storage_mb, given.storage),
@@ -185,7 +185,7 @@ def harbor_tasks(path: str) -> Iterator[Task]:
         yield read_harbor_folder(folder).as_task(str(folder.relative_to(root)))
 
 
-def _refuse_unsupported(folder: Path, read: _File) -> None:
+def _refuse_needs(folder: Path, read: _File) -> None:
     """Refuse what a task needs and agentrl does not have, by the name of its field."""
     given, verifier = read.environment, read.verifier
     needs = {
@@ -211,27 +211,27 @@ def _refuse_unsupported(folder: Path, read: _File) -> None:
         needs[f"{part}.network_mode"] = mode == "allowlist" and "the sandbox has no network, so no list of hosts can hold"
     for field, problem in needs.items():
         if problem:
-            raise _refused(folder, field, str(problem))
+            raise _field_error(folder, field, str(problem))
     for name in _COMPOSE:
         if (folder / "environment" / name).exists():
-            raise _refused(folder, f"environment/{name}", "environments of several containers are not started")
+            raise _field_error(folder, f"environment/{name}", "environments of several containers are not started")
     if (folder / "trajectory.json").exists():
-        raise _refused(folder, "trajectory.json", "episodes begin without an earlier conversation")
+        raise _field_error(folder, "trajectory.json", "episodes begin without an earlier conversation")
 
 
-def _refused(folder: Path, field: str, why: str) -> ConfigError:
+def _field_error(folder: Path, field: str, why: str) -> ConfigError:
     return ConfigError(f"{folder}: {field}: {why}; leave the task out, or change the field")
 
 
 def _check_env(folder: Path, field: str, env: Mapping[str, str]) -> None:
     for name, value in env.items():
         if _TEMPLATE.search(value):
-            raise _refused(folder, f"{field}.{name}", f"{value!r} asks for a variable of this machine, which stays out")
+            raise _field_error(folder, f"{field}.{name}", f"{value!r} asks for a variable of this machine, which stays out")
 
 
-def _seconds(folder: Path, field: str, value: float | None) -> float | None:
+def _checked_seconds(folder: Path, field: str, value: float | None) -> float | None:
     if value is not None and not 0 < value <= 86_400:
-        raise _refused(folder, field, f"expected seconds above 0, at most a day, got {value!r}")
+        raise _field_error(folder, field, f"expected seconds above 0, at most a day, got {value!r}")
     return value
 
 
@@ -240,21 +240,21 @@ def _size(folder: Path, field: str, mebibytes: int | None, text: str | None) -> 
         return mebibytes
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise _refused(folder, f"environment.{field}", f"expected a size such as 2G, got {text!r}")
+        raise _field_error(folder, f"environment.{field}", f"expected a size such as 2G, got {text!r}")
     size = int(float(match[1]) * _UNIT_MB[match[2].upper()])
     if mebibytes not in (None, size):
-        raise _refused(folder, f"environment.{field}", f"{text!r} and {field}_mb = {mebibytes} differ")
+        raise _field_error(folder, f"environment.{field}", f"{text!r} and {field}_mb = {mebibytes} differ")
     return size
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _files_below(root: Path) -> Iterator[tuple[str, Path]]:
+def _files_of_part(root: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(root.rglob("*")):
         if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
             raise ConfigError(f"{path}: a link that leads out of the task")

@@ -8,18 +8,25 @@ from agentrl.data.harbor_task import read_harbor_folder
 from agentrl.sandbox.containers import BubblewrapContainers
 from agentrl.sandbox.containers.workbench import CONTAINER_LIMITS
 from agentrl.sandbox.types import Limits
-from agentrl_workflows.terminal.verifier import TaskVerifier, Verdict, prepare
+from agentrl_workflows.terminal.verifier import TaskVerdict, TaskVerifier, prepare_bench
+from agentrl_workflows.terminal_tasks.catalog import bundled_problems
 
 SCRIPT_LIMITS = CONTAINER_LIMITS.model_copy(update={"wall_s": 300.0})
 
 
 async def play_script(
     containers: BubblewrapContainers, folder: Path, script: str, limits: Limits = SCRIPT_LIMITS, patience_s: float = 300
-) -> Verdict:
+) -> TaskVerdict:
     """Return what the tests say after `script` has run in the container of the task in `folder`."""
     harbor = read_harbor_folder(folder)
     async with containers.workbench(image=harbor.image.image, limits=limits) as bench:
-        await prepare(bench, harbor, limits)
+        await prepare_bench(bench, harbor, limits)
         async with bench.run(directory=harbor.image.workdir) as container:
             await container.execute(["/bin/bash", "-c", script], timeout_s=patience_s)
         return await TaskVerifier(containers).verify(bench, harbor, limits)
+
+
+def write_problem(folder: Path, name: str) -> dict[str, str]:
+    """Write a bundled task below `folder`, and return the fields of a task for it."""
+    problem = next(problem for problem in bundled_problems() if problem.name == name)
+    return {"question": problem.ask, "folder": str(problem.write(folder))}

@@ -56,7 +56,7 @@ def files_as(owner: int | None) -> Generator[None]:
 
 def write_layer(layer: Path, files: Mapping[str, _Contents]) -> None:
     """Write a new layer; a path that is not absolute is a ConfigError."""
-    _make_folder(layer)
+    _ensure_folder(layer)
     for name, data in files.items():
         path = PurePosixPath(name)
         if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
@@ -64,7 +64,7 @@ def write_layer(layer: Path, files: Mapping[str, _Contents]) -> None:
         place = layer
         for part in path.parts[1:] if name.endswith("/") else path.parts[1:-1]:
             place = place / part
-            _make_folder(place)
+            _ensure_folder(place)
         if name.endswith("/"):
             continue
         place = place / path.name
@@ -72,7 +72,7 @@ def write_layer(layer: Path, files: Mapping[str, _Contents]) -> None:
         place.chmod(0o755 if data.can_run else 0o644)
 
 
-def _make_folder(place: Path) -> None:
+def _ensure_folder(place: Path) -> None:
     if not place.is_dir():
         place.mkdir(mode=0o755)
 
@@ -117,7 +117,7 @@ def _move(layer: Path, kept: Path, parts: Sequence[str]) -> None:
             return
         for part in parts[:-1]:
             place = place / part
-            _make_folder(place)
+            _ensure_folder(place)
         if stat.S_ISDIR(mode):
             source.chmod(0o700)  # to move a directory its owner must be able to write to it
         source.rename(target)

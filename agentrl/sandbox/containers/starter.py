@@ -13,7 +13,7 @@ from agentrl.sandbox.box import Use
 from agentrl.sandbox.bubblewrap.host import Ended, Host, UserIds
 from agentrl.sandbox.bubblewrap.start import SUPERVISOR_FOLDER, BubblewrapStarter, in_memory
 from agentrl.sandbox.bubblewrap.usage import ControlGroups
-from agentrl.sandbox.containers.memory import LayerMemory, LayerTools
+from agentrl.sandbox.containers.layer_memory import LayerMemory, LayerTools
 from agentrl.sandbox.containers.roots import CONTAINER_UID, RootFolder
 from agentrl.sandbox.types import Limits, Program
 

@@ -80,29 +80,29 @@ def _reader(source: Path) -> Generator[_Read]:
 def _layers(source: Path, read: _Read) -> list[str]:
     """Return the names of the layers, the lowest first."""
     try:
-        return _oci_layers(source, read, _json(read("index.json")))
+        return _oci_layers(source, read, _as_object(read("index.json")))
     except (KeyError, FileNotFoundError):
         pass
     try:
         [image] = cast("list[dict[str, Any]]", msgspec.json.decode(read("manifest.json")))
     except (KeyError, FileNotFoundError, ValueError) as error:
         raise ConfigError(f"{source}: it has neither index.json nor a manifest.json of one image: {error}") from error
-    _check_architecture(source, _json(read(image["Config"])))
+    _check_architecture(source, _as_object(read(image["Config"])))
     return list(image["Layers"])
 
 
 def _oci_layers(source: Path, read: _Read, index: dict[str, Any]) -> list[str]:
     manifests = [each for each in index["manifests"] if _fits(each.get("platform"))]
     if len(manifests) != 1:
-        raise ConfigError(f"{source}: expected one image for this processor, {_own()}, found {len(manifests)}")
-    manifest = _json(read(_blob(manifests[0]["digest"])))
+        raise ConfigError(f"{source}: expected one image for this processor, {_own_processor()}, found {len(manifests)}")
+    manifest = _as_object(read(_blob(manifests[0]["digest"])))
     if "manifests" in manifest:
         return _oci_layers(source, read, manifest)
-    _check_architecture(source, _json(read(_blob(manifest["config"]["digest"]))))
+    _check_architecture(source, _as_object(read(_blob(manifest["config"]["digest"]))))
     return [_blob(each["digest"]) for each in manifest["layers"]]
 
 
-def _json(data: bytes) -> dict[str, Any]:
+def _as_object(data: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", msgspec.json.decode(data))
 
 
@@ -110,19 +110,21 @@ def _blob(digest: str) -> str:
     return "blobs/" + digest.replace(":", "/")
 
 
-def _own() -> str:
+def _own_processor() -> str:
     machine = platform.machine()
     return _ARCHITECTURES.get(machine, machine)
 
 
 def _fits(wanted: dict[str, str] | None) -> bool:
-    return wanted is None or (wanted.get("os", "linux") == "linux" and wanted.get("architecture", _own()) == _own())
+    return wanted is None or (
+        wanted.get("os", "linux") == "linux" and wanted.get("architecture", _own_processor()) == _own_processor()
+    )
 
 
 def _check_architecture(source: Path, config: dict[str, Any]) -> None:
     if not _fits(config):
         what = f"{config.get('os', 'linux')}/{config.get('architecture')}"
-        raise ConfigError(f"{source}: an image for {what}; this machine runs linux/{_own()}")
+        raise ConfigError(f"{source}: an image for {what}; this machine runs linux/{_own_processor()}")
 
 
 def _apply(data: bytes, root: Path, where: str) -> None:
@@ -145,18 +147,18 @@ def _extract(layer: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> Non
     place = parent / path.name
     if path.name == _OPAQUE:
         for each in parent.iterdir():
-            _remove(each)
+            _unlink_tree(each)
         return
     if path.name.startswith(_WHITEOUT):
-        _remove(parent / path.name.removeprefix(_WHITEOUT))
+        _unlink_tree(parent / path.name.removeprefix(_WHITEOUT))
         return
     if member.isdir():
         if place.is_symlink() or (place.exists() and not place.is_dir()):
-            _remove(place)
+            _unlink_tree(place)
         place.mkdir(exist_ok=True)
         place.chmod(0o700 | member.mode & 0o1777)
         return
-    _remove(place)
+    _unlink_tree(place)
     if member.issym():
         place.symlink_to(member.linkname)
     elif member.islnk():
@@ -188,7 +190,7 @@ def _inside(root: Path, path: PurePosixPath) -> Path:
     return root.joinpath(*found)
 
 
-def _remove(place: Path) -> None:
+def _unlink_tree(place: Path) -> None:
     try:
         mode = place.lstat().st_mode
     except FileNotFoundError:

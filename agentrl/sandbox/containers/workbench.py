@@ -22,7 +22,7 @@ from agentrl.sandbox.bubblewrap.seccomp import native_architecture, seccomp_filt
 from agentrl.sandbox.bubblewrap.start import SUPERVISOR_FOLDER
 from agentrl.sandbox.bubblewrap.usage import ControlGroups, find_control_groups
 from agentrl.sandbox.containers.layer_files import files_as, keep_parts, read_from_layer, read_layer_files, write_layer
-from agentrl.sandbox.containers.memory import LayerMemory, LayerTools, find_layer_tools, hold_memory
+from agentrl.sandbox.containers.layer_memory import LayerMemory, LayerTools, find_layer_tools, hold_memory
 from agentrl.sandbox.containers.protocol import LayerFile
 from agentrl.sandbox.containers.roots import CONTAINER_UID, RootFolder, folder_root, make_default_root
 from agentrl.sandbox.containers.starter import WRAPPER, LayerStarter, OneUserId

@@ -11,9 +11,9 @@ from agentrl.sandbox.containers import open_containers
 from agentrl.testing import call, play_async
 from agentrl.types import StopReason, Trajectory
 from agentrl_workflows.terminal import TerminalAgent
-from agentrl_workflows.terminal.agent import Screen
+from agentrl_workflows.terminal.bash_agent import Screen
 from agentrl_workflows.terminal.verifier import kept_paths, read_reward
-from agentrl_workflows.terminal_tasks.catalog import bundled_problems
+from tests.support.terminal import write_problem
 
 pytestmark = [pytest.mark.processes, pytest.mark.anyio]
 ARGUMENTS = {"images": {"debian:12": None}}
@@ -22,12 +22,6 @@ ARGUMENTS = {"images": {"debian:12": None}}
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-def write_problem(folder: Path, name: str) -> dict[str, str]:
-    problem = next(problem for problem in bundled_problems() if problem.name == name)
-    written = problem.write(folder)
-    return {"question": problem.ask, "folder": str(written)}
 
 
 def write_folder(folder: Path, test: str) -> dict[str, str]:

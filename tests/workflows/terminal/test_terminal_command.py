@@ -10,7 +10,7 @@ from agentrl.errors import ConfigError
 from agentrl.testing import play_async
 from agentrl.types import StopReason
 from agentrl_workflows.terminal import TerminalCommand
-from tests.workflows.terminal.test_terminal_agent import write_problem
+from tests.support.terminal import write_problem
 
 ROOT = Path(__file__).parents[3]
 AGENT = {

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from agentrl.data.harbor_task import read_harbor_folder
 from agentrl.sandbox.containers import open_containers
-from agentrl_workflows.terminal.agent import Screen
-from agentrl_workflows.terminal.verifier import prepare
+from agentrl_workflows.terminal.bash_agent import Screen
+from agentrl_workflows.terminal.verifier import prepare_bench
 from agentrl_workflows.terminal_demo.expert import NoteReader, demonstrate_note, note_demonstrations
 from agentrl_workflows.terminal_demo.tasks import NoteTask, note_tasks, random_note
 from agentrl_workflows.terminal_demo.tokenizer import write_terminal_tokenizer
@@ -67,7 +67,7 @@ async def test_outputs_of_demonstrations_are_those_of_the_container() -> None:
             harbor = read_harbor_folder(folder)
             messages = demonstrate_note(task["note"], note_of(dict(task.data)), NoteReader(p_hasty=0, p_slip=0), rng)
             async with containers.workbench(image=harbor.image.image, limits=SCRIPT_LIMITS) as bench:
-                await prepare(bench, harbor, SCRIPT_LIMITS)
+                await prepare_bench(bench, harbor, SCRIPT_LIMITS)
                 async with bench.run(directory="/app") as container:
                     screen = Screen(container, 200, 60, None)
                     for call, reply in zip(messages[1:-1:2], messages[2:-1:2], strict=True):

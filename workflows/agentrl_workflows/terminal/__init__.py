@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl_workflows.terminal.agent import TerminalAgent
+from agentrl_workflows.terminal.bash_agent import TerminalAgent
 from agentrl_workflows.terminal.command_agent import TerminalCommand
 from agentrl_workflows.terminal.episode import TerminalWorkflow, Workplace
 

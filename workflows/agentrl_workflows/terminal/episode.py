@@ -26,7 +26,7 @@ from agentrl.sandbox.containers.workbench import CONTAINER_LIMITS
 from agentrl.sandbox.types import Limits
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
-from agentrl_workflows.terminal.verifier import TaskVerifier, prepare
+from agentrl_workflows.terminal.verifier import TaskVerifier, prepare_bench
 
 
 class Workplace(NamedTuple):
@@ -91,7 +91,7 @@ class TerminalWorkflow(RolloutWorkflow):
         limits = self.limits_of(harbor)
         environment = {**harbor.image.env, **harbor.agent_env}
         async with containers.workbench(image=harbor.image.image, limits=limits) as bench:
-            await prepare(bench, harbor, limits)
+            await prepare_bench(bench, harbor, limits)
             if programs := self.programs():
                 await bench.add(programs)
             async with client.served() if self.served else nullcontext() as door:

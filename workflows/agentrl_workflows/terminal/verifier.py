@@ -30,7 +30,7 @@ _LAST_CHARS: Final = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class TaskVerdict:
     """The reward of an episode."""
 
     reward: float
@@ -48,7 +48,7 @@ class TaskVerifier:
         self._works: dict[str, str] = {}
         """By folder, why the tests over an untouched environment name no reward; empty: they do."""
 
-    async def verify(self, bench: Workbench, harbor: HarborTask, limits: Limits) -> Verdict:
+    async def verify(self, bench: Workbench, harbor: HarborTask, limits: Limits) -> TaskVerdict:
         """Return what the tests say of the newest layer, which an agent left.
 
         Raises:
@@ -64,7 +64,7 @@ class TaskVerifier:
         key = str(harbor.folder)
         if key not in self._works:
             async with self._containers.workbench(image=harbor.image.image, limits=limits) as bench:
-                await prepare(bench, harbor, limits)
+                await prepare_bench(bench, harbor, limits)
                 self._works[key] = (await run_tests(bench, harbor, limits)).broken
         return self._works[key]
 
@@ -85,7 +85,7 @@ def _is_below(path: str, tree: str) -> bool:
     return PurePosixPath(path).is_relative_to(tree)
 
 
-async def prepare(bench: Workbench, harbor: HarborTask, limits: Limits) -> None:
+async def prepare_bench(bench: Workbench, harbor: HarborTask, limits: Limits) -> None:
     """Put the environment of a task into a new workbench, and run the commands of its image.
 
     Raises:
@@ -113,7 +113,7 @@ async def prepare(bench: Workbench, harbor: HarborTask, limits: Limits) -> None:
                 raise EnvironmentFault(f"{folder}/Dockerfile: RUN {command}: {said}")
 
 
-async def run_tests(bench: Workbench, harbor: HarborTask, limits: Limits) -> Verdict:
+async def run_tests(bench: Workbench, harbor: HarborTask, limits: Limits) -> TaskVerdict:
     """Return what `tests/test.sh` says of the layers of a workbench."""
     tests: dict[str, LayerFile] = {f"/tests/{name}": path for name, path in harbor.files("tests").items()}
     await bench.add({**tests, "/logs/verifier/": b"", "/logs/agent/": b""})
@@ -121,12 +121,12 @@ async def run_tests(bench: Workbench, harbor: HarborTask, limits: Limits) -> Ver
     async with bench.run(directory=harbor.image.workdir, environment=environment, limits=limits) as container:
         result = await container.execute(["/bin/bash", "/tests/test.sh"], timeout_s=harbor.verifier_timeout_s)
     if result.ended is not Ending.EXITED:
-        return Verdict(reward=0.0, broken=f"it ended at the {result.ended} limit: {_said(result)}")
+        return TaskVerdict(reward=0.0, broken=f"it ended at the {result.ended} limit: {_end_of_output(result)}")
     text, structure = await _reward_file(bench, REWARD_TEXT), await _reward_file(bench, REWARD_JSON)
     try:
         return read_reward(text, structure)
     except ValueError as error:
-        return Verdict(reward=0.0, broken=f"{error}; it said: {_said(result)}")
+        return TaskVerdict(reward=0.0, broken=f"{error}; it said: {_end_of_output(result)}")
 
 
 async def _reward_file(bench: Workbench, path: str) -> bytes | None:
@@ -136,11 +136,11 @@ async def _reward_file(bench: Workbench, path: str) -> bytes | None:
         return None
 
 
-def _said(result: Result) -> str:
+def _end_of_output(result: Result) -> str:
     return result.text[-_LAST_CHARS:] or "(nothing)"
 
 
-def read_reward(text: bytes | None, structure: bytes | None) -> Verdict:
+def read_reward(text: bytes | None, structure: bytes | None) -> TaskVerdict:
     """Return the reward in the contents of `reward.txt` and `reward.json`; None: there is no such file.
 
     A JSON file holds a number, or named ones: the one called `reward`, or else their mean, is the reward.
@@ -152,19 +152,19 @@ def read_reward(text: bytes | None, structure: bytes | None) -> Verdict:
         >>> read_reward(b"0.5", None).reward, read_reward(None, b'{"reward": 1, "style": 0.2}').reward
         (0.5, 1.0)
     """
-    found: list[Verdict] = []
+    found: list[TaskVerdict] = []
     if text is not None:
-        found.append(Verdict(reward=_number(text.decode(errors="replace").strip(), REWARD_TEXT)))
+        found.append(TaskVerdict(reward=_finite_number(text.decode(errors="replace").strip(), REWARD_TEXT)))
     if structure is not None:
         value: object = json.loads(structure)
         if isinstance(value, dict):
             named = cast("dict[str, object]", value)
-            parts = {name: _number(part, REWARD_JSON) for name, part in named.items()}
+            parts = {name: _finite_number(part, REWARD_JSON) for name, part in named.items()}
             if not parts:
                 raise ValueError(f"{REWARD_JSON} has no number")
-            found.append(Verdict(reward=parts.get("reward", sum(parts.values()) / len(parts)), parts=parts))
+            found.append(TaskVerdict(reward=parts.get("reward", sum(parts.values()) / len(parts)), parts=parts))
         else:
-            found.append(Verdict(reward=_number(value, REWARD_JSON)))
+            found.append(TaskVerdict(reward=_finite_number(value, REWARD_JSON)))
     if not found:
         raise ValueError(f"it wrote neither {REWARD_TEXT} nor {REWARD_JSON}")
     if len(found) == 2 and found[0].reward != found[1].reward:
@@ -172,7 +172,7 @@ def read_reward(text: bytes | None, structure: bytes | None) -> Verdict:
     return found[-1]
 
 
-def _number(value: object, where: str) -> float:
+def _finite_number(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError(f"{where}: expected a number, got {value!r:.80}")
     try:

@@ -19,7 +19,7 @@ from agentrl.types import Task
 from agentrl_workflows.terminal_tasks.problem import Problem, cached_folder
 
 NOTES: Final = ("ash", "elm", "oak")
-COLORS: Final = ("red", "blue", "green", "gray")
+NOTE_COLORS: Final = ("red", "blue", "green", "gray")
 _HELD_OUT_SHARE: Final = 8
 
 
@@ -74,7 +74,7 @@ class NoteTask:
 def random_note(rng: random.Random) -> NoteTask:
     """Return one of the notes; each verb is equally likely."""
     verb = rng.choice(("append", "write", "copy", "move", "remove"))
-    first, second = rng.sample(COLORS, 2)
+    first, second = rng.sample(NOTE_COLORS, 2)
     if verb in ("append", "write"):
         return NoteTask(verb=verb, source=str(rng.randint(10, 99)), target=first)
     return NoteTask(verb=verb, source=first, target="" if verb == "remove" else second)
@@ -106,7 +106,7 @@ def note_tasks(*, count: int, seed: int, split: Literal["train", "held_out"] = "
 
 def _problem(task: str, name: str, wanted: NoteTask, rng: random.Random) -> Problem:
     notes = {each: wanted if each == name else random_note(rng) for each in NOTES}
-    colors = {color: f"{rng.randint(10, 99)}\n" for color in COLORS}
+    colors = {color: f"{rng.randint(10, 99)}\n" for color in NOTE_COLORS}
     files = {each: f"{note.text}\n" for each, note in notes.items()} | colors
     after = {**{each: f"{note.text}\n" for each, note in notes.items()}, **wanted.applied(colors)}
     right = {each: text.encode() for each, text in after.items()}

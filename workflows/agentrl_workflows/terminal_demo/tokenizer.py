@@ -10,7 +10,7 @@ from typing import Final
 
 from agentrl_workflows.demo.tokenizer import ROLE_PHRASES, write_phrase_tokenizer
 from agentrl_workflows.terminal_demo.expert import DONE, SILENT
-from agentrl_workflows.terminal_demo.tasks import COLORS, NOTES
+from agentrl_workflows.terminal_demo.tasks import NOTE_COLORS, NOTES
 
 TERMINAL_PHRASES: Final = (
     *ROLE_PHRASES,
@@ -22,7 +22,7 @@ TERMINAL_PHRASES: Final = (
     DONE,
     SILENT,
     *NOTES,
-    *COLORS,
+    *NOTE_COLORS,
     "append ",
     "write ",
     "copy ",

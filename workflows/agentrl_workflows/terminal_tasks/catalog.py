@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from agentrl.data.harbor_task import harbor_tasks
 from agentrl.errors import ConfigError
 from agentrl.types import Task
-from agentrl_workflows.terminal_tasks.level_1 import easy_problems
-from agentrl_workflows.terminal_tasks.level_2 import medium_problems
-from agentrl_workflows.terminal_tasks.level_3 import hard_problems
-from agentrl_workflows.terminal_tasks.level_4 import expert_problems
 from agentrl_workflows.terminal_tasks.problem import Problem, cached_folder
+from agentrl_workflows.terminal_tasks.problems_1 import easy_problems
+from agentrl_workflows.terminal_tasks.problems_2 import medium_problems
+from agentrl_workflows.terminal_tasks.problems_3 import hard_problems
+from agentrl_workflows.terminal_tasks.problems_4 import expert_problems
 
 
 def bundled_problems() -> list[Problem]:

@@ -69,10 +69,10 @@ class Problem:
             (folder / part).mkdir(parents=True)
         values = {"difficulty": _DIFFICULTIES[self.level - 1], "level": self.level, "category": self.category}
         (folder / "task.toml").write_text(_TOML.format(**values))
-        (folder / "instruction.md").write_text(_text(self.ask))
+        (folder / "instruction.md").write_text(_dedented(self.ask))
         steps = [f"FROM {IMAGE}", "WORKDIR /app", *(["COPY app /app"] if self.files else [])]
         if self.prepare:
-            (folder / "environment" / "prepare.sh").write_text(f"set -e\n{_text(self.prepare)}")
+            (folder / "environment" / "prepare.sh").write_text(f"set -e\n{_dedented(self.prepare)}")
             steps += ["COPY prepare.sh /opt/prepare.sh", "RUN bash /opt/prepare.sh && rm /opt/prepare.sh"]
         (folder / "environment" / "Dockerfile").write_text("\n".join([*steps, ""]))
         for name, data in self.files.items():
@@ -81,14 +81,14 @@ class Problem:
             place.write_bytes(data if isinstance(data, bytes) else data.encode())
         library = Path(__file__).with_name("checks.py").read_text()
         (folder / "tests" / "test.sh").write_text(_TEST)
-        (folder / "tests" / "check.py").write_text(f"{library}\n\n{_text(self.check)}")
-        (folder / "solution" / "solve.sh").write_text(f"#!/bin/bash\nset -e\n{_text(self.solve)}")
+        (folder / "tests" / "check.py").write_text(f"{library}\n\n{_dedented(self.check)}")
+        (folder / "solution" / "solve.sh").write_text(f"#!/bin/bash\nset -e\n{_dedented(self.solve)}")
         for script in ("tests/test.sh", "solution/solve.sh"):
             (folder / script).chmod(0o755)
         return folder
 
 
-def _text(block: str) -> str:
+def _dedented(block: str) -> str:
     return textwrap.dedent(block).strip("\n") + "\n"
 
 

@@ -14,7 +14,7 @@ def medium_problems() -> Iterator[Problem]:
     """Yield the problems of level 2."""
     yield from _tables()
     yield from _trees()
-    yield from _settings()
+    yield from _setting_problems()
 
 
 def _tables() -> Iterator[Problem]:
@@ -239,7 +239,7 @@ def _trees() -> Iterator[Problem]:
     )
 
 
-def _settings() -> Iterator[Problem]:
+def _setting_problems() -> Iterator[Problem]:
     yield Problem(
         name="set-a-port",
         level=2,

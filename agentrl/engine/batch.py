@@ -83,16 +83,13 @@ def prepare_batch(
                     episode_ids.append(episode.episode_id)
                     staleness.append(version - sample.token_versions[sample.loss_mask])
     ages = np.concatenate(staleness) if staleness else np.empty(0, np.int32)
-    episodes = [episode for group in groups for episode in group.episodes]
     return PreparedBatch(
         batch=TrainBatch(
             samples=tuple(samples), policy_version=version, roles=tuple(names.roles), players=tuple(names.players)
         ),
         metrics={
-            **episode_metrics(episodes),
+            **_group_metrics(groups),
             **staleness_metrics(ages),
-            **history_counts(episodes),
-            "groups": len(groups),
             "zero_variance_groups": zero_variance,
             **{f"zero_variance_groups_by_outcome.{outcome}": count for outcome, count in uniform.items()},
             "signal_share": 1 - zero_variance / len(groups) if groups else 0.0,
@@ -109,10 +106,15 @@ def prepare_batch(
     )
 
 
+def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    episodes = [episode for group in groups for episode in group.episodes]
+    return {**episode_metrics(episodes), **history_counts(episodes), "groups": len(groups)}
+
+
 def _with_reference(verified: VerifiedGroups, algorithm: AlgorithmConfig) -> tuple[Sequence[Group], float | None]:
     """Return the groups with the KL to the reference in their rewards, and its mean over trained tokens, if there is one."""
-    reference, logprobs = algorithm.reference, verified.reference_logprobs
-    if reference is None or logprobs is None:
+    config, logprobs = algorithm.reference, verified.reference_logprobs
+    if config is None or logprobs is None:
         return verified.groups, None
     pairs = [
         (turn, own)
@@ -121,9 +123,9 @@ def _with_reference(verified: VerifiedGroups, algorithm: AlgorithmConfig) -> tup
         for turn, own in zip(episode.turns, of_episode, strict=True)
         if turn.in_loss
     ]
-    found = [kl_estimate(turn.output_logprobs, own, reference.reward_k) for turn, own in pairs]
+    found = [kl_estimate(turn.output_logprobs, own, config.reward_k) for turn, own in pairs]
     joined = np.concatenate([np.empty(0), *found])
-    rewarded = with_kl_rewards(verified.groups, logprobs, weight=reference.reward_weight, k=reference.reward_k)
+    rewarded = with_kl_rewards(verified.groups, logprobs, weight=config.reward_weight, k=config.reward_k)
     return rewarded, float(joined.mean()) if len(joined) else 0.0
 
 

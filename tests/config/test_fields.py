@@ -22,7 +22,6 @@ def test_the_fields_are_those_that_a_run_has() -> None:
         "trainer": {"lora": {}},
         "cluster": {"split": "auto"},
         "algorithm": {"advantage": "turn_gae", "critic": {}},
-        "trainer": {"lora": {}},
     }
     run = parse_config({**BASE, **optional, "tasks": {"path": "t.jsonl", "eval": {"path": "e.jsonl"}}})
     assert [path for path, _, _ in field_values(run)] == [f.path for f in FIELDS.values() if not f.is_section]

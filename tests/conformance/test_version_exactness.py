@@ -18,6 +18,7 @@ import torch
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.batch import prepare_batch
+from agentrl.engine.estimates import VerifiedGroups
 from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
 from agentrl.servers.embedded.faults import SGLangFault
 from agentrl.servers.serve import serving
@@ -137,7 +138,7 @@ def _train(outcome: Outcome, version: int) -> dict[str, float]:
     ]
     group = Group(index=0, task=Task(id="t", data={}), episodes=tuple(episodes), admitted_version=0)
     algorithm = AlgorithmConfig(advantage="episode", max_staleness=version)
-    prepared = prepare_batch([group], version=version, algorithm=algorithm)
+    prepared = prepare_batch(VerifiedGroups.of([group]), version=version, algorithm=algorithm)
     model = PolicyModel(Path(outcome.versions.publication(version).path), device=torch.device("cpu"))
     report = PolicyTrainer(model, TrainerConfig(), algorithm, total_steps=1).step(prepared.batch)
     return dict(report.metrics)

@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def layer(files: dict[str, bytes | str | None]) -> bytes:
+def layer(files: Mapping[str, bytes | str | None]) -> bytes:
     """Return a layer: contents, the target of a link, or None for a directory, by path."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:

@@ -113,8 +113,8 @@ def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def _with_reference(verified: VerifiedGroups, algorithm: AlgorithmConfig) -> tuple[Sequence[Group], float | None]:
     """Return the groups with the KL to the reference in their rewards, and its mean over trained tokens, if there is one."""
-    config, logprobs = algorithm.reference, verified.reference_logprobs
-    if config is None or logprobs is None:
+    reference, logprobs = algorithm.reference, verified.reference_logprobs
+    if reference is None or logprobs is None:
         return verified.groups, None
     pairs = [
         (turn, own)
@@ -123,9 +123,9 @@ def _with_reference(verified: VerifiedGroups, algorithm: AlgorithmConfig) -> tup
         for turn, own in zip(episode.turns, of_episode, strict=True)
         if turn.in_loss
     ]
-    found = [kl_estimate(turn.output_logprobs, own, config.reward_k) for turn, own in pairs]
+    found = [kl_estimate(turn.output_logprobs, own, reference.reward_k) for turn, own in pairs]
     joined = np.concatenate([np.empty(0), *found])
-    rewarded = with_kl_rewards(verified.groups, logprobs, weight=config.reward_weight, k=config.reward_k)
+    rewarded = with_kl_rewards(verified.groups, logprobs, weight=reference.reward_weight, k=reference.reward_k)
     return rewarded, float(joined.mean()) if len(joined) else 0.0
 
 

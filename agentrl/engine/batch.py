@@ -66,7 +66,9 @@ def prepare_batch(
     names = _Names(groups)
     rewarded, kl = _with_reference(verified, algorithm)
     estimates = batch_advantages(rewarded, algorithm, verified.values, verified.logprobs)
-    estimates, after = scaled(groups, estimates, algorithm.normalize, before)
+    after = before
+    if algorithm.normalize != "none":
+        estimates, after = scaled(groups, estimates, algorithm.normalize, before)
     values = verified.values or [None] * len(groups)
     for group, branches, estimate, of_group in zip(groups, verified.branches, estimates, values, strict=True):
         zero_variance += estimate.zero_variance

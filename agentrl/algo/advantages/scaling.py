@@ -18,7 +18,7 @@ from agentrl.algo.advantages.estimated import GroupAdvantages
 from agentrl.algo.advantages.players import Float64Array
 from agentrl.types import Group
 
-Normalization: TypeAlias = Literal["none", "group", "batch", "running"]
+Normalization: TypeAlias = Literal["group", "batch", "running"]
 DECAY: Final = 0.99
 """Share of its weight that a batch keeps when the next one comes, under `running`: about 100 batches count."""
 
@@ -48,8 +48,6 @@ def scaled(
     groups: Sequence[Group], estimates: Sequence[GroupAdvantages], kind: Normalization, before: RunningSquare
 ) -> tuple[list[GroupAdvantages], RunningSquare]:
     """Return the advantages over their scale, and the running sums after this batch; `running` counts this batch too."""
-    if kind == "none":
-        return list(estimates), before
     ours = [not any(each.advantage is not None for each in group.episodes) for group in groups]
     sums = [_sums(group, one) for group, one in zip(groups, estimates, strict=True)]
     tokens, squares = (math.fsum(each[at] for each, own in zip(sums, ours, strict=True) if own) for at in (0, 1))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -64,11 +65,8 @@ def prepare_batch(
     by_turn: list[tuple[float, ...]] = []
     dense = algorithm.slots.dense
     names = _Names(groups)
-    rewarded, kl = _with_reference(verified, algorithm)
-    estimates = batch_advantages(rewarded, algorithm, verified.values, verified.logprobs)
-    after = before
-    if algorithm.normalize != "none":
-        estimates, after = scaled(groups, estimates, algorithm.normalize, before)
+    estimated = _estimated(verified, algorithm, before)
+    estimates = estimated.groups
     values = verified.values or [None] * len(groups)
     for group, branches, estimate, of_group in zip(groups, verified.branches, estimates, values, strict=True):
         zero_variance += estimate.zero_variance
@@ -96,7 +94,7 @@ def prepare_batch(
             **{f"zero_variance_groups_by_outcome.{outcome}": count for outcome, count in uniform.items()},
             "signal_share": 1 - zero_variance / len(groups) if groups else 0.0,
             "loss_tokens": len(ages),
-            **({} if kl is None else {"kl_reference": kl}),
+            **estimated.metrics,
             "masked_tokens": masked,
         },
         staleness=ages,
@@ -104,8 +102,25 @@ def prepare_batch(
         skip="no_tokens" if not samples else "zero_variance" if zero_variance == len(groups) and not dense else None,
         episode_ids=tuple(episode_ids),
         advantages=tuple(by_turn),
-        seen=after,
+        seen=estimated.seen,
     )
+
+
+class _Estimated(NamedTuple):
+    groups: Sequence[GroupAdvantages]
+    metrics: Mapping[str, float]
+    seen: RunningSquare
+
+
+def _estimated(verified: VerifiedGroups, algorithm: AlgorithmConfig, before: RunningSquare) -> _Estimated:
+    """Return the advantages of each group: of rewards that pay for the KL to the reference, at the scale of the run file."""
+    rewarded, kl = _with_reference(verified, algorithm)
+    estimates = batch_advantages(rewarded, algorithm, verified.values, verified.logprobs)
+    metrics = {} if kl is None else {"kl_reference": kl}
+    if algorithm.normalize == "none":
+        return _Estimated(estimates, metrics, before)
+    scaled_ones, seen = scaled(verified.groups, estimates, algorithm.normalize, before)
+    return _Estimated(scaled_ones, metrics, seen)
 
 
 def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -14,7 +14,7 @@ import numpy as np
 from agentrl.algo.advantage import batch_advantages, spread_over_tokens, token_advantages
 from agentrl.algo.advantages.estimated import GroupAdvantages
 from agentrl.algo.advantages.kl_rewards import kl_estimate, with_kl_rewards
-from agentrl.algo.advantages.scaling import NO_BATCHES, RunningSquare, scaled
+from agentrl.algo.advantages.scaling import NO_BATCHES, RunningSquare, scaled_advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.estimates import VerifiedGroups
 from agentrl.episode.summary import episode_metrics, history_counts, staleness_metrics, trained_record, uniform_outcome
@@ -119,7 +119,7 @@ def _estimated(verified: VerifiedGroups, algorithm: AlgorithmConfig, before: Run
     metrics = {} if kl is None else {"kl_reference": kl}
     if algorithm.normalize == "none":
         return _Estimated(estimates, metrics, before)
-    scaled_ones, seen = scaled(verified.groups, estimates, algorithm.normalize, before)
+    scaled_ones, seen = scaled_advantages(verified.groups, estimates, algorithm.normalize, before)
     return _Estimated(scaled_ones, metrics, seen)
 
 

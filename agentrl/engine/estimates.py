@@ -59,7 +59,7 @@ async def verified_groups(groups: Sequence[Group], trainer: Trainer, algorithm: 
     if "logprobs" in algorithm.slots.advantage.needs:
         found = replace(found, logprobs=await recomputed_logprobs(trainer, groups))
     if algorithm.reference is not None and algorithm.reference.reward_weight:
-        temperatures = [sample.temperatures for sample in _samples(found.branches)]
+        temperatures = [sample.temperatures for sample in _every_sample(found.branches)]
         logprobs = await trainer.reference_logprobs(_sequences(found.branches), temperatures)
         found = replace(found, reference_logprobs=by_turn(groups, found.branches, logprobs))
     return found
@@ -87,8 +87,8 @@ def by_turn(
 
 
 def _sequences(branches: Sequence[Sequence[Sequence[Sample]]]) -> list[Int32Array]:
-    return [sample.token_ids for sample in _samples(branches)]
+    return [sample.token_ids for sample in _every_sample(branches)]
 
 
-def _samples(branches: Sequence[Sequence[Sequence[Sample]]]) -> list[Sample]:
+def _every_sample(branches: Sequence[Sequence[Sequence[Sample]]]) -> list[Sample]:
     return [sample for of_group in branches for of_episode in of_group for sample in of_episode]

@@ -12,7 +12,7 @@ import pytest
 from agentrl.algo.advantage import advantages
 from agentrl.algo.advantages.estimated import GroupAdvantages
 from agentrl.algo.advantages.kl_rewards import with_kl_rewards
-from agentrl.algo.advantages.scaling import NO_BATCHES, Normalization, RunningSquare, scaled
+from agentrl.algo.advantages.scaling import NO_BATCHES, Normalization, RunningSquare, scaled_advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.types import Float32Array, Group, Trajectory
 from tests.algo.build import group, linear
@@ -39,7 +39,7 @@ def twice(estimate: GroupAdvantages) -> GroupAdvantages:
 def test_the_tokens_of_a_group_or_of_a_batch_have_a_mean_square_of_1(kind: Normalization, ratio: float) -> None:
     first, equal = advantages(SOME, CONFIG), advantages(EQUAL, CONFIG)
     groups = [SOME, SOME, EQUAL]
-    result, _ = scaled(groups, [first, twice(first), equal], kind, NO_BATCHES)
+    result, _ = scaled_advantages(groups, [first, twice(first), equal], kind, NO_BATCHES)
     one, other, nothing = (by_token(of, each) for of, each in zip(groups, result, strict=True))
     np.testing.assert_allclose(other, ratio * one)
     assert not nothing.any(), "a group that teaches nothing stays so"
@@ -56,7 +56,7 @@ def test_tokens_of_one_turn_are_scaled_one_by_one() -> None:
     estimate = replace(
         advantages(SOME, CONFIG), per_token=tuple(tuple(np.arange(size) - 1.0 for size in turns) for turns in sizes)
     )
-    [result], _ = scaled([SOME], [estimate], "batch", NO_BATCHES)
+    [result], _ = scaled_advantages([SOME], [estimate], "batch", NO_BATCHES)
     assert result.per_token is not None
     flat = np.concatenate([turn for turns in result.per_token for turn in turns])
     assert np.square(flat).mean() == pytest.approx(1.0)
@@ -67,23 +67,23 @@ def test_a_running_scale_forgets_slowly_and_survives_a_record_bit_for_bit() -> N
     seen, scales = NO_BATCHES, []
     for number in range(5):
         estimate = first if number % 2 else twice(first)
-        [result], seen = scaled([SOME], [estimate], "running", seen)
+        [result], seen = scaled_advantages([SOME], [estimate], "running", seen)
         scales.append(float(estimate.per_turn[0][0] / result.per_turn[0][0]))
         assert msgspec.json.decode(msgspec.json.encode(seen), type=RunningSquare) == seen
     assert scales[0] > scales[1]
     assert scales[1] < scales[2]
-    [alone], after = scaled([EQUAL], [advantages(EQUAL, CONFIG)], "running", NO_BATCHES)
+    [alone], after = scaled_advantages([EQUAL], [advantages(EQUAL, CONFIG)], "running", NO_BATCHES)
     assert not any(values.any() for values in alone.per_turn)
     assert after.squares == 0
 
 
 def test_given_advantages_stay_and_count_nowhere() -> None:
     given = group([replace(one, advantage=value) for one, value in zip(EPISODES, (3.0, -1.0, 0.5), strict=True)])
-    [result, other], seen = scaled(
+    [result, other], seen = scaled_advantages(
         [given, SOME], [advantages(given, CONFIG), advantages(SOME, CONFIG)], "running", NO_BATCHES
     )
     assert [float(values[0]) for values in result.per_turn] == [3.0, -1.0, 0.5]
-    [alone], expected = scaled([SOME], [advantages(SOME, CONFIG)], "running", NO_BATCHES)
+    [alone], expected = scaled_advantages([SOME], [advantages(SOME, CONFIG)], "running", NO_BATCHES)
     assert seen == expected
     np.testing.assert_array_equal(by_token(SOME, other), by_token(SOME, alone))
 

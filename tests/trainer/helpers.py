@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from agentrl.trainer.checkpoints.write import CheckpointJob, write_checkpoint
 from agentrl.trainer.parallel.shard import whole
 from agentrl.trainer.parallel.snapshot import raw_tensor
 from agentrl.trainer.policy import PolicyTrainer
-from agentrl.types import Sample
+from agentrl.types import Float32Array, Sample
 from tests.algo.decoupled import PpoNumbers
 
 VOCAB = 300
@@ -58,6 +59,27 @@ def _sample(random: np.random.Generator, version: int, longest: int, max_stalene
         temperatures=np.where(mask, temperature, 1).astype(np.float32),
     )
     return TrainSample(sample=sample, advantages=advantages.astype(np.float32))
+
+
+def with_targets(batch: TrainBatch, seed: int = 0) -> TrainBatch:
+    """Return `batch` with values and targets that differ from token to token."""
+    random = np.random.default_rng(seed)
+
+    def numbers(mask: np.ndarray) -> Float32Array:
+        return np.where(mask, random.normal(size=len(mask)), 0).astype(np.float32)
+
+    return replace(
+        batch,
+        samples=tuple(
+            replace(item, values=numbers(item.sample.loss_mask), value_targets=numbers(item.sample.loss_mask))
+            for item in batch.samples
+        ),
+    )
+
+
+def without_advantages(batch: TrainBatch) -> TrainBatch:
+    """Return `batch` with advantages of 0."""
+    return replace(batch, samples=tuple(replace(item, advantages=item.advantages * 0) for item in batch.samples))
 
 
 def save_checkpoint(trainer: PolicyTrainer, directory: Path, note: str = "") -> None:

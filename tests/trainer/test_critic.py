@@ -13,7 +13,6 @@ import torch
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.prefixes import plan_passes
 from agentrl.errors import ConfigError
-from agentrl.trainer.base import TrainBatch
 from agentrl.trainer.checkpoints.read import read_checkpoint
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
@@ -23,7 +22,7 @@ from agentrl.trainer.policy import PolicyTrainer
 from agentrl.trainer.worker.client import launch_trainer
 from agentrl.types import Float32Array
 from tests.support.ranks import on_ranks
-from tests.trainer.helpers import load_plain, random_batch, save_checkpoint, state_bytes
+from tests.trainer.helpers import load_plain, random_batch, save_checkpoint, state_bytes, with_targets
 from tests.trainer.parallel.steps import assert_same, make_trainer, outcome_of
 
 GAE: dict[str, Any] = {"advantage": "token_gae", "terms": [{"value": {"clip": 0.2}}]}
@@ -32,22 +31,6 @@ KINDS = ("head", "trunk", "own")
 
 def settings(kind: str, **more: object) -> dict[str, Any]:
     return {"algorithm": {**GAE, "critic": {"model": kind, "lr": 1e-2, **more}}, "max_grad_norm": 1e9}
-
-
-def with_targets(batch: TrainBatch, seed: int = 0) -> TrainBatch:
-    """Return `batch` with values and targets that differ from token to token."""
-    random = np.random.default_rng(seed)
-
-    def numbers(mask: np.ndarray) -> Float32Array:
-        return np.where(mask, random.normal(size=len(mask)), 0).astype(np.float32)
-
-    return replace(
-        batch,
-        samples=tuple(
-            replace(item, values=numbers(item.sample.loss_mask), value_targets=numbers(item.sample.loss_mask))
-            for item in batch.samples
-        ),
-    )
 
 
 def policy_bytes(path: Path, kind: str | None, steps: int = 2) -> dict[str, torch.Tensor]:

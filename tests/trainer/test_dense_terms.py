@@ -9,10 +9,8 @@ import pytest
 
 from agentrl.trainer.checkpoints.read import read_checkpoint
 from agentrl.trainer.parallel.ranks import Ranks
-from tests.trainer.helpers import random_batch, save_checkpoint, state_bytes
+from tests.trainer.helpers import random_batch, save_checkpoint, state_bytes, with_targets, without_advantages
 from tests.trainer.parallel.steps import make_trainer
-from tests.trainer.test_critic import with_targets
-from tests.trainer.test_reference import without_advantages
 
 DENSE: dict[str, dict[str, Any]] = {
     "entropy": {"terms": [{"entropy": 0.1}]},

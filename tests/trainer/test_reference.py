@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,12 @@ from agentrl.trainer.checkpoints.read import read_checkpoint
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.types import Float32Array
 from tests.support.ranks import on_ranks
-from tests.trainer.helpers import full_logprobs, load_plain, random_batch, save_checkpoint, state_bytes
+from tests.trainer.helpers import full_logprobs, load_plain, random_batch, save_checkpoint, state_bytes, without_advantages
 from tests.trainer.parallel.steps import assert_same, make_trainer, outcome_of
 
 
 def settings(k: int = 2, **reference: object) -> dict[str, Any]:
     return {"algorithm": {"terms": [{"kl": {"weight": 0.5, "k": k}}], "reference": reference}, "max_grad_norm": 1e9}
-
-
-def without_advantages(batch: TrainBatch) -> TrainBatch:
-    return replace(batch, samples=tuple(replace(item, advantages=item.advantages * 0) for item in batch.samples))
 
 
 def numbers_of(batch: TrainBatch) -> tuple[list[np.ndarray], list[Float32Array]]:

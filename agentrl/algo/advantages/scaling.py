@@ -44,7 +44,7 @@ class RunningSquare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 NO_BATCHES: Final = RunningSquare()
 
 
-def scaled(
+def scaled_advantages(
     groups: Sequence[Group], estimates: Sequence[GroupAdvantages], kind: Normalization, before: RunningSquare
 ) -> tuple[list[GroupAdvantages], RunningSquare]:
     """Return the advantages over their scale, and the running sums after this batch; `running` counts this batch too."""

@@ -31,7 +31,7 @@ TERMS: dict[str, Bundled] = {
         dense=True,
     ),
     "value": Bundled(
-        function="agentrl.algo.terms.critics:value",
+        function="agentrl.algo.terms.critics:value_error",
         options=ValueOptions,
         formula="(V - target)^2 / 2, V within {clip} of its value before the batch",
         needs=frozenset({"values"}),

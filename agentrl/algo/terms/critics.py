@@ -9,7 +9,7 @@ from agentrl.algo.terms.term_options import ValueOptions
 from agentrl.errors import InvariantError
 
 
-def value(batch: LossBatch, options: ValueOptions) -> TokenLoss:
+def value_error(batch: LossBatch, options: ValueOptions) -> TokenLoss:
     """max((V - T)^2, (V' - T)^2) / 2, where V' is V within `clip` of the value V0 before the batch, and T the target.
 
     The clipped form is that of the reference implementation of PPO (OpenAI baselines, ppo2); Andrychowicz et al., arXiv

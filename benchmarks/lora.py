@@ -40,8 +40,8 @@ from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.snapshot import raw_tensor
 from agentrl.trainer.policy import PolicyTrainer
-from agentrl.weights.adapter import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.disk import publish, publish_adapter
+from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.tensors import WEIGHTS_FILE
 from agentrl.weights.types import Publication
 from benchmarks.machine import describe_machine

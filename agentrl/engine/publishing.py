@@ -28,8 +28,8 @@ from agentrl.errors import AgentRLError, WeightSyncError
 from agentrl.folders import make_private
 from agentrl.inference.backend import Inference, Probe, UpdateReport, WeightSource
 from agentrl.trainer.base import SaveReport, Trainer
-from agentrl.weights.adapter import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.disk import WEIGHTS_FILE, prune
+from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.types import WeightFeed
 
 PROBE_TEXT = "The quick brown fox jumps over the lazy dog. 0 1 2 3 4 5 6 7 8 9 + - * ( ) = ?"

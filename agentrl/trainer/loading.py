@@ -29,7 +29,7 @@ from transformers.core_model_loading import (
 )
 
 from agentrl.errors import ConfigError
-from agentrl.trainer.adapter import is_adapter_parameter
+from agentrl.trainer.lora import is_adapter_parameter
 from agentrl.trainer.parallel.shard import held_box
 from agentrl.trainer.parallel.snapshot import torch_tensor
 from agentrl.weights.tensors import Index, StoredTensor

@@ -30,7 +30,6 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from agentrl.algo.prefixes import token_tree
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.trainer.adapter import Adapter, choose_trained, is_adapter_parameter
 from agentrl.trainer.config import LoraConfig
 from agentrl.trainer.loading import (
     conversions_of,
@@ -40,6 +39,7 @@ from agentrl.trainer.loading import (
     set_for_training,
     untie_different,
 )
+from agentrl.trainer.lora import Adapter, choose_trained, is_adapter_parameter
 from agentrl.trainer.parallel.ranks import Ranks, TrainerMesh, together
 from agentrl.trainer.parallel.shape import check_tensor_fit
 from agentrl.trainer.parallel.shard import as_forward, local_part, shard
@@ -49,8 +49,8 @@ from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
 from agentrl.trainer.precision import compute_in_bfloat16
 from agentrl.trainer.shared import SharedRow, share_prefixes, shared_row
 from agentrl.types import BoolArray, Float32Array, Int32Array
-from agentrl.weights.adapter import AdapterBase, base_digest, check_base, is_adapter
 from agentrl.weights.model_files import model_tensors
+from agentrl.weights.peft_files import AdapterBase, base_digest, check_base, is_adapter
 from agentrl.weights.tensors import RawTensor, StoredTensor
 
 

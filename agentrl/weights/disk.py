@@ -17,7 +17,7 @@ import msgspec
 
 from agentrl.errors import TrainError, WeightSyncError
 from agentrl.folders import make_private
-from agentrl.weights.adapter import ADAPTER_WEIGHTS_FILE
+from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.tensors import WEIGHTS_FILE, RawTensor, model_checksum, read_safetensors, write_safetensors
 from agentrl.weights.types import Publication
 

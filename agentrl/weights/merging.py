@@ -14,7 +14,9 @@ import numpy as np
 
 from agentrl.errors import ConfigError
 from agentrl.types import Float32Array
-from agentrl.weights.adapter import (
+from agentrl.weights.disk import atomic_directory, copy_model_files
+from agentrl.weights.model_files import model_tensors, weight_files
+from agentrl.weights.peft_files import (
     ADAPTER_BASE_FILE,
     AdapterBase,
     adapted_module,
@@ -25,8 +27,6 @@ from agentrl.weights.adapter import (
     read_adapter_base,
     read_adapter_config,
 )
-from agentrl.weights.disk import atomic_directory, copy_model_files
-from agentrl.weights.model_files import model_tensors, weight_files
 from agentrl.weights.tensors import WEIGHTS_INDEX_FILE, RawTensor, write_safetensors
 
 MERGED_FOLDER: Final = "merged"
@@ -65,7 +65,7 @@ def merge_adapter(adapter: Path, output: Path, base: Path | None = None) -> None
     if base is None or (adapter / ADAPTER_BASE_FILE).is_file():
         check_base(adapter, AdapterBase(str(source), base_digest(model_tensors(source))))
     files = weight_files(source)
-    updates = _updates(matrices, config.scale, adapter)
+    updates = _scaled_pairs(matrices, config.scale, adapter)
     held = {name: tensor.shape for tensors in files.values() for name, tensor in tensors.items()}
     for name, (first, second) in updates.items():
         if held.get(name) != (second.shape[0], first.shape[1]):
@@ -89,7 +89,9 @@ def _known_base(adapter: Path, named: str | None) -> str:
     return path
 
 
-def _updates(matrices: Mapping[str, RawTensor], scale: float, where: Path) -> dict[str, tuple[Float32Array, Float32Array]]:
+def _scaled_pairs(
+    matrices: Mapping[str, RawTensor], scale: float, where: Path
+) -> dict[str, tuple[Float32Array, Float32Array]]:
     """Return A, and B times the scale, [rank, in] and [out, rank] float32, by the name of the weight that they change."""
     found: dict[str, dict[str, Float32Array]] = {}
     for name, raw in matrices.items():

@@ -14,8 +14,8 @@ from agentrl.trainer.config import LoraConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.snapshot import raw_tensor
 from agentrl.types import Float32Array, Int32Array
-from agentrl.weights.adapter import ADAPTER_WEIGHTS_FILE, adapter_documents
 from agentrl.weights.merging import merge_adapter
+from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE, adapter_documents
 from agentrl.weights.tensors import write_safetensors
 
 

@@ -11,9 +11,9 @@ import pytest
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker.client import launch_trainer
-from agentrl.weights.adapter import ADAPTER_BASE_FILE, ADAPTER_WEIGHTS_FILE
 from agentrl.weights.config import SyncConfig
 from agentrl.weights.disk import verify_directory
+from agentrl.weights.peft_files import ADAPTER_BASE_FILE, ADAPTER_WEIGHTS_FILE
 from agentrl.weights.tensors import read_safetensors
 from tests.support.adapters import merged_logprobs
 from tests.support.tiny import tiny_checkpoint

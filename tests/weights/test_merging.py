@@ -16,8 +16,8 @@ from agentrl.errors import ConfigError
 from agentrl.trainer.checkpoints.read import read_checkpoint
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks
-from agentrl.weights.adapter import ADAPTER_CONFIG_FILE
 from agentrl.weights.merging import merge_adapter, whole_model
+from agentrl.weights.peft_files import ADAPTER_CONFIG_FILE
 from tests.support.tiny import tiny_checkpoint
 from tests.trainer.helpers import full_logprobs, load_plain, random_batch, save_checkpoint
 from tests.trainer.parallel.steps import make_trainer

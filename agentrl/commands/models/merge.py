@@ -10,8 +10,8 @@ from pathlib import Path
 from agentrl.errors import ConfigError
 from agentrl.trainer.checkpoints.format import STATE_FILE
 from agentrl.trainer.checkpoints.read import latest_checkpoint, read_checkpoint
-from agentrl.weights.adapter import is_adapter
 from agentrl.weights.merging import merge_adapter
+from agentrl.weights.peft_files import is_adapter
 
 
 def merge_command(run: Path, output: Path, /, *, base: Path | None = None) -> None:

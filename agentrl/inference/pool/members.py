@@ -20,7 +20,7 @@ import anyio
 from agentrl.concurrency import Deadline
 from agentrl.errors import ServerError, ServerUnavailable
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk, WeightSource
-from agentrl.inference.sglang.adapters import AdapterReceiver
+from agentrl.inference.sglang.named_adapters import AdapterReceiver
 from agentrl.inference.sglang.server import Receiver
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.types import ExpectedWeights, Publication, WeightChannel

@@ -22,8 +22,8 @@ import orjson
 
 from agentrl.concurrency import Deadline
 from agentrl.errors import ConfigError, InvariantError, ReplyError, WeightSyncError
-from agentrl.inference.sglang.adapters import AdapterCalls, AdapterReceiver
 from agentrl.inference.sglang.calls import ServerCalls
+from agentrl.inference.sglang.named_adapters import AdapterCalls, AdapterReceiver
 from agentrl.inference.sglang.transport import Control, Transport
 from agentrl.inference.sglang.wire import (
     Checksums,

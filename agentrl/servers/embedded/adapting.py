@@ -13,8 +13,8 @@ import anyio
 import anyio.to_thread
 
 from agentrl.errors import ConfigError, RequestRejected
-from agentrl.servers.embedded.adapters import ServedAdapter
 from agentrl.servers.embedded.core import Core
+from agentrl.servers.embedded.low_rank import ServedAdapter
 from agentrl.servers.embedded.updating import Gate
 from agentrl.servers.engine import AdapterReply
 

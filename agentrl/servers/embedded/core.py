@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.errors import RequestRejected
-from agentrl.servers.embedded.adapters import AdapterTokens, ServedAdapter, group_by_adapter
 from agentrl.servers.embedded.batching import Chunk, Pace, Piece, RowTable, build_batch, decoding_rows, plan_pieces
 from agentrl.servers.embedded.cache import KVCache
+from agentrl.servers.embedded.low_rank import AdapterTokens, ServedAdapter, group_by_adapter
 from agentrl.servers.embedded.model import Transformer
 from agentrl.servers.embedded.sampler import Penalties, SampleBatch, mix_seed, sample
 from agentrl.servers.embedded.sequences import EngineSequence, TextCodec, ending, make_sequence

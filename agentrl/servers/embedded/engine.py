@@ -19,11 +19,11 @@ import torch
 
 from agentrl.errors import ConfigError
 from agentrl.inference.backend import CONTEXT_HEADROOM
-from agentrl.servers.embedded.adapters import ServedAdapter, read_served_adapter
 from agentrl.servers.embedded.adapting import MAX_ADAPTERS, LoadedAdapters
 from agentrl.servers.embedded.cache import KVCache, plan_rows
 from agentrl.servers.embedded.core import Core
 from agentrl.servers.embedded.faults import SGLangFault
+from agentrl.servers.embedded.low_rank import ServedAdapter, read_served_adapter
 from agentrl.servers.embedded.model import Transformer
 from agentrl.servers.embedded.sequences import TextCodec
 from agentrl.servers.embedded.spec import read_spec

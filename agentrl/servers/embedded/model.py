@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from agentrl.servers.embedded.adapters import AdapterTokens, add_low_rank
+from agentrl.servers.embedded.low_rank import AdapterTokens, add_low_rank
 from agentrl.servers.embedded.spec import ModelSpec
 from agentrl.servers.embedded.weights import ServedWeights
 

@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError, RequestRejected
-from agentrl.servers.embedded.adapters import ServedAdapter
+from agentrl.servers.embedded.low_rank import ServedAdapter
 from agentrl.servers.embedded.spec import read_json
 from agentrl.servers.engine import EngineRequest, Finish, RequestProgress, Sink
 from agentrl.types import Int32Array

@@ -17,7 +17,7 @@ from aiohttp.typedefs import Handler
 
 from agentrl.errors import RequestRejected
 from agentrl.servers.engine import InferenceEngine
-from agentrl.servers.http.adapters import AdapterRoutes
+from agentrl.servers.http.adapter_routes import AdapterRoutes
 from agentrl.servers.http.control import ControlRoutes, GroupRoutes, InfoRoutes
 from agentrl.servers.http.errors import error_reply, json_reply, openai_error, refusal
 from agentrl.servers.http.generate import GenerateRoute

@@ -52,8 +52,8 @@ from agentrl.inference.backend import (
 )
 from agentrl.inference.pool.members import Member, Members
 from agentrl.inference.pool.update import WeightSwap
-from agentrl.inference.sglang.adapters import NoReceiver
 from agentrl.inference.sglang.calls import Assembly
+from agentrl.inference.sglang.named_adapters import NoReceiver
 from agentrl.inference.sglang.wire import check_request, parse_reply
 from agentrl.servers.engine import EngineRequest, EngineSampling
 from agentrl.servers.scripted.engine import ControlCall, ScriptedEngine

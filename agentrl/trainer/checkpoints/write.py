@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from agentrl.errors import AgentRLError, TrainError
-from agentrl.trainer.adapter import Adapter
 from agentrl.trainer.base import SaveReport
 from agentrl.trainer.checkpoints.format import (
     OPTIMIZER_FILE,
@@ -40,11 +39,11 @@ from agentrl.trainer.checkpoints.format import (
     TrainerState,
     shard_file,
 )
+from agentrl.trainer.lora import Adapter
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks, together
 from agentrl.trainer.parallel.shard import held_box, whole
 from agentrl.trainer.parallel.snapshot import raw_tensor, torch_tensor
-from agentrl.weights.adapter import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.disk import (
     atomic_directory,
     copy_model_files,
@@ -53,6 +52,7 @@ from agentrl.weights.disk import (
     remove_partial_directories,
     write_error,
 )
+from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.tensors import WEIGHTS_FILE, WEIGHTS_INDEX_FILE, Index, StoredTensor, TensorPart, write_safetensors
 
 if TYPE_CHECKING:

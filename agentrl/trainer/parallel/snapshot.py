@@ -83,7 +83,7 @@ def snapshot(
     if ranks.rank == 0:
         for name, tensor in tensors.items():
             if name not in split:
-                copies[name].copy_(_own(name, tensor, change), non_blocking=True)
+                copies[name].copy_(_leaving(name, tensor, change), non_blocking=True)
     parts = _parts_of_all(split, ranks)
     for names in _buckets(split, dtype):
         _collect(names, split, parts, copies, ranks, dtype, change)
@@ -92,7 +92,7 @@ def snapshot(
     return copies
 
 
-def _own(name: str, tensor: Tensor, change: Change | None) -> Tensor:
+def _leaving(name: str, tensor: Tensor, change: Change | None) -> Tensor:
     return local_part(tensor).detach() if change is None else change(name, tensor)
 
 
@@ -181,7 +181,7 @@ def _collect(
     for name in names:
         for part in parts[name]:
             if part.rank == ranks.rank:
-                own[at : at + part.size].view(part.shape).copy_(_own(name, tensors[name], change))
+                own[at : at + part.size].view(part.shape).copy_(_leaving(name, tensors[name], change))
                 at += part.size
     for rank, flat in enumerate(ranks.collected(own)):
         at = 0

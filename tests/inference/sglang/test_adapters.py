@@ -23,15 +23,15 @@ from agentrl.inference.backend import Generation, Probe
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import SGLangServer
-from agentrl.servers.embedded.adapters import ServedAdapter
 from agentrl.servers.embedded.adapting import LoadedAdapters
 from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
+from agentrl.servers.embedded.low_rank import ServedAdapter
 from agentrl.servers.engine import AdapterReply
 from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.servers.scripted.socket_server import serve_scripted
 from agentrl.servers.serve import serving
 from agentrl.types import Float32Array, Int32Array
-from agentrl.weights.adapter import ADAPTER_WEIGHTS_FILE, read_adapter
+from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE, read_adapter
 from agentrl.weights.tensors import model_checksum
 from agentrl.weights.types import Publication
 from tests.support.adapters import make_adapter, merged_logprobs

@@ -14,7 +14,7 @@ from agentrl.errors import RequestRejected
 from agentrl.servers.embedded.engine import EmbeddedEngine
 from agentrl.servers.engine import EngineRequest, EngineSampling, RequestProgress
 from agentrl.types import Float32Array, Int32Array
-from agentrl.weights.adapter import ADAPTER_CONFIG_FILE, read_adapter
+from agentrl.weights.peft_files import ADAPTER_CONFIG_FILE, read_adapter
 from tests.support.adapters import make_adapter, merged_logprobs
 from tests.support.embedded import Collector, running
 from tests.support.tiny import Architecture, tiny_checkpoint

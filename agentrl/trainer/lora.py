@@ -26,7 +26,7 @@ from agentrl.trainer.config import LoraConfig
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shard import held_box, whole
 from agentrl.trainer.parallel.snapshot import snapshot, torch_tensor
-from agentrl.weights.adapter import AdapterBase, PeftConfig, adapter_documents, peft_name
+from agentrl.weights.peft_files import AdapterBase, PeftConfig, adapter_documents, peft_name
 from agentrl.weights.tensors import StoredTensor
 
 

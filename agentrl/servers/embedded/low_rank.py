@@ -20,7 +20,8 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.servers.embedded.spec import ModelSpec
-from agentrl.weights.adapter import (
+from agentrl.weights.model_files import model_tensors
+from agentrl.weights.peft_files import (
     ADAPTER_BASE_FILE,
     ADAPTER_WEIGHTS_FILE,
     AdapterBase,
@@ -31,7 +32,6 @@ from agentrl.weights.adapter import (
     read_adapter,
     read_adapter_config,
 )
-from agentrl.weights.model_files import model_tensors
 from agentrl.weights.tensors import RawTensor, tensor_checksum
 
 Part = Literal["qkv", "out", "gate_up", "down"]

@@ -14,7 +14,7 @@ import signal
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -246,6 +246,20 @@ def _read_status(reported: bytes) -> _Status:
     return found
 
 
+class BoxParts(NamedTuple):
+    """What the arguments of one `bwrap` are made of."""
+
+    program: Program
+    limits: Limits
+    use: Use
+    descriptors: Mapping[str, int]
+    """Those of `seccomp`, `passwd` and `shell`."""
+    files: Mapping[str, int]
+    """Descriptors of contents, by absolute path."""
+    status: int
+    """The descriptor for bubblewrap's report."""
+
+
 class BubblewrapStarter:
     """Starts boxes on this machine."""
 
@@ -310,7 +324,8 @@ class BubblewrapStarter:
             stack.callback(os.close, descriptors["shell"])
             reading, writing = os.pipe()
             stack.callback(os.close, writing)
-            words = self.words(program, limits, use, descriptors, {path: descriptors[path] for path in files}, writing)
+            shown = {path: descriptors[path] for path in files}
+            words = self.words(BoxParts(program, limits, use, descriptors, shown, writing))
             listed = b"".join(word.encode(errors="surrogateescape") + b"\0" for word in words)
             descriptors |= _in_descriptors({"arguments": listed}, stack)
             status = PipeReader(reading)
@@ -332,25 +347,18 @@ class BubblewrapStarter:
                 raise EnvironmentFault(f"sandbox: cannot start {self._host.bwrap}: {error}") from error
         return BubblewrapBox(process, status, limits, group, self.folders)
 
-    def words(
-        self,
-        program: Program,
-        limits: Limits,
-        use: Use,
-        descriptors: Mapping[str, int],
-        files: Mapping[str, int],
-        status: int,
-    ) -> list[str]:
-        """Return the arguments of `bwrap`; `descriptors` are those of `seccomp`, `passwd` and `shell`."""
+    def words(self, parts: BoxParts) -> list[str]:
+        """Return the arguments of `bwrap`."""
+        descriptors = parts.descriptors
         return bwrap_arguments(
             self._host,
-            limits,
-            environment=program.environment,
-            files=files,
-            seccomp=None if use == "forks" else descriptors["seccomp"],
+            parts.limits,
+            environment=parts.program.environment,
+            files=parts.files,
+            seccomp=None if parts.use == "forks" else descriptors["seccomp"],
             passwd=descriptors["passwd"],
             shell=descriptors["shell"],
-            status=status,
+            status=parts.status,
         )
 
     def command(self, uid: int) -> list[str]:

@@ -14,6 +14,8 @@ from typing import Protocol, TypeAlias
 
 from agentrl.sandbox.types import Limits, Result
 
+Variables: TypeAlias = Mapping[str, str] | None
+"""Of the environment of programs, by name."""
 LayerFile: TypeAlias = bytes | Path
 """Contents, or a file of this machine, whose executable bit goes along."""
 
@@ -25,14 +27,7 @@ class Container(Protocol):
         """Run lines of bash, with the directory, variables and functions of the lines before; both outputs are `stdout`."""
         ...
 
-    async def execute(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        environment: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> Result:
+    async def execute(self, argv: Sequence[str], *, environment: Variables = None, timeout_s: float | None = None) -> Result:
         """Run a command beside the shell to its end; what it leaves in its process group ends with it."""
         ...
 
@@ -56,12 +51,7 @@ class Workbench(Protocol):
         ...
 
     def run(
-        self,
-        *,
-        directory: str = "/",
-        environment: Mapping[str, str] | None = None,
-        limits: Limits | None = None,
-        port: int | None = None,
+        self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: int | None = None
     ) -> AbstractAsyncContextManager[Container]:
         """Start a container over the layers; at the block's end its processes have ended, and its changes are a layer.
 

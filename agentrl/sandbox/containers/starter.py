@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from agentrl.sandbox.box import Use
 from agentrl.sandbox.bubblewrap.host import Ended, Host, UserIds
-from agentrl.sandbox.bubblewrap.start import SUPERVISOR_FOLDER, BubblewrapStarter, in_memory
+from agentrl.sandbox.bubblewrap.start import SUPERVISOR_FOLDER, BoxParts, BubblewrapStarter, in_memory
 from agentrl.sandbox.bubblewrap.usage import ControlGroups
 from agentrl.sandbox.containers.layer_memory import LayerMemory, LayerTools
 from agentrl.sandbox.containers.roots import CONTAINER_UID, RootFolder
-from agentrl.sandbox.types import Limits, Program
+from agentrl.sandbox.types import Limits
 
 HOST_FOLDER: Final = f"{SUPERVISOR_FOLDER}/host"
 """Where an image of its own shows this machine's `/usr`, for the Python of the supervisor."""
@@ -81,32 +80,24 @@ class LayerStarter(BubblewrapStarter):
         self.own_files = {} if root.shows_usr else {WRAPPER: _WRAPPER_TEXT.encode()}
         self._lower, self._place, self._size, self._environment = tuple(lower), place, limits, dict(environment)
 
-    def words(
-        self,
-        program: Program,
-        limits: Limits,
-        use: Use,
-        descriptors: Mapping[str, int],
-        files: Mapping[str, int],
-        status: int,
-    ) -> list[str]:
+    def words(self, parts: BoxParts) -> list[str]:
         """Return the arguments of `bwrap`."""
-        del use
         words = ["--unshare-all", "--unshare-user", "--disable-userns", "--assert-userns-disabled", "--new-session"]
         words += ["--die-with-parent", "--as-pid-1", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
-        words += ["--uid", "0", "--gid", "0", "--json-status-fd", str(status), "--seccomp", str(descriptors["seccomp"])]
-        for name, value in {**self._environment, **program.environment}.items():
+        words += ["--uid", "0", "--gid", "0", "--json-status-fd", str(parts.status)]
+        words += ["--seccomp", str(parts.descriptors["seccomp"])]
+        for name, value in {**self._environment, **parts.program.environment}.items():
             words += ["--setenv", name, value]
         words += ["--bind", f"{self._place}/merged", "/"]
         if self._root.shows_usr:
             words += ["--ro-bind", "/usr", "/usr"]
         words += ["--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero"]
         words += ["--perms", "0555", "--size", "4096", "--tmpfs", "/dev/pts", "--remount-ro", "/dev/pts"]
-        words += [*in_memory("/dev/shm", limits.shared_mb), "--remount-ro", "/dev"]
+        words += [*in_memory("/dev/shm", parts.limits.shared_mb), "--remount-ro", "/dev"]
         words += ["--perms", "0755", "--size", "1048576", "--tmpfs", SUPERVISOR_FOLDER]
         if not self._root.shows_usr:
             words += ["--ro-bind", "/usr", f"{HOST_FOLDER}/usr"]
-        for path, descriptor in files.items():
+        for path, descriptor in parts.files.items():
             words += ["--perms", "0555", "--file", str(descriptor), path]
         words += ["--remount-ro", SUPERVISOR_FOLDER, "--proc", "/proc"]
         words += ["--ro-bind", "/dev/null", "/proc/cmdline", "--ro-bind", "/proc/sys", "/proc/sys"]

@@ -23,7 +23,7 @@ from agentrl.sandbox.bubblewrap.start import SUPERVISOR_FOLDER
 from agentrl.sandbox.bubblewrap.usage import ControlGroups, find_control_groups
 from agentrl.sandbox.containers.layer_files import files_as, keep_parts, read_from_layer, read_layer_files, write_layer
 from agentrl.sandbox.containers.layer_memory import LayerMemory, LayerTools, find_layer_tools, hold_memory
-from agentrl.sandbox.containers.protocol import LayerFile
+from agentrl.sandbox.containers.protocol import LayerFile, Variables
 from agentrl.sandbox.containers.roots import CONTAINER_UID, RootFolder, folder_root, make_default_root
 from agentrl.sandbox.containers.starter import WRAPPER, LayerStarter, OneUserId
 from agentrl.sandbox.session import Session
@@ -62,17 +62,10 @@ class BubblewrapContainer:
         self._is_new = result.state_lost
         return result
 
-    async def execute(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        environment: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> Result:
+    async def execute(self, argv: Sequence[str], *, environment: Variables = None, timeout_s: float | None = None) -> Result:
         """Run a command as `Container.execute` describes."""
         words = ("/bin/sh", "-c", 'cd "$0" && exec "$@"', self._directory, *argv)
-        return await self._session.run(Program(argv=words, stdin=stdin, environment=environment or {}), timeout_s=timeout_s)
+        return await self._session.run(Program(argv=words, environment=environment or {}), timeout_s=timeout_s)
 
     async def upload(self, files: Mapping[str, bytes]) -> None:
         """Write files as `Container.upload` describes."""
@@ -102,12 +95,7 @@ class BubblewrapWorkbench:
 
     @asynccontextmanager
     async def run(
-        self,
-        *,
-        directory: str = "/",
-        environment: Mapping[str, str] | None = None,
-        limits: Limits | None = None,
-        port: int | None = None,
+        self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: int | None = None
     ) -> AsyncGenerator[BubblewrapContainer]:
         """Start a container as `Workbench.run` describes."""
         if self._runs:

@@ -11,8 +11,8 @@ import pytest
 from agentrl.errors import EnvironmentFault
 from agentrl.sandbox.containers import open_containers
 from agentrl_workflows.terminal_tasks.catalog import bundled_problems
+from tests.support.hostile_agents import NAIVE, READING, RUNNING
 from tests.support.terminal import SCRIPT_LIMITS, play_script
-from tests.workflows.terminal.hostile_agents import NAIVE, READING, RUNNING
 
 pytestmark = [pytest.mark.processes, pytest.mark.anyio, pytest.mark.timeout(1800)]
 

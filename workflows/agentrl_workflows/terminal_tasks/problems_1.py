@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 from agentrl_workflows.terminal_tasks.problem import Problem
 
 _WORDS = "amber birch cedar delta ember flint grove heron iris jasper kelp lotus maple nectar olive pine quartz reed".split()  # noqa: SIM905 - reads better
 
 
+def easy_problems() -> list[Problem]:
+    """Return the problems of level 1."""
+    made = (
+        _count_lines,
+        _line_of_a_file,
+        _find_word,
+        _sort_numbers,
+        _make_folders,
+        _rename_drafts,
+        _delete_temporary,
+        _make_runnable,
+        _replace_word,
+        _add_to_a_file,
+        _first_and_last,
+    )
+    return [make() for make in made]
+
+
 def _sentence(rng: random.Random) -> str:
     return " ".join(rng.choice(_WORDS) for _ in range(6))
 
 
-def easy_problems() -> Iterator[Problem]:
-    """Yield the problems of level 1."""
-    yield from _counting()
-    yield from _moving()
-    yield from _editing()
-
-
-def _counting() -> Iterator[Problem]:
-    rng = random.Random("counting")
+def _count_lines() -> Problem:
+    rng = random.Random("count-lines")
     rows = [_sentence(rng) for _ in range(317)]
-    yield Problem(
+    return Problem(
         name="count-lines",
         level=1,
         category="text",
@@ -34,7 +44,12 @@ def _counting() -> Iterator[Problem]:
         check="begin()\npay(text('count.txt') == '317')",
         wrong=("wc -w < data.txt > count.txt", "wc -l data.txt > count.txt"),
     )
-    yield Problem(
+
+
+def _line_of_a_file() -> Problem:
+    rng = random.Random("line-of-a-file")
+    rows = [_sentence(rng) for _ in range(317)]
+    return Problem(
         name="line-of-a-file",
         level=1,
         category="text",
@@ -44,12 +59,16 @@ def _counting() -> Iterator[Problem]:
         check=f"begin()\npay(text('line.txt') == {rows[141]!r})",
         wrong=("sed -n 143p data.txt > line.txt", "head -142 data.txt > line.txt"),
     )
+
+
+def _find_word() -> Problem:
+    rng = random.Random("find-word")
     found = {
         f"notes/{word}.txt": _sentence(rng) + (" falcon\n" if number % 4 == 1 else "\n")
         for number, word in enumerate(_WORDS)
     }
     names = sorted(path.removeprefix("notes/") for path, text in found.items() if "falcon" in text)
-    yield Problem(
+    return Problem(
         name="find-word",
         level=1,
         category="files",
@@ -60,8 +79,12 @@ def _counting() -> Iterator[Problem]:
         check=f"begin()\npay(lines('found.txt') == {names!r})",
         wrong=("ls notes > found.txt", "grep -l falcon notes/* > found.txt"),
     )
+
+
+def _sort_numbers() -> Problem:
+    rng = random.Random("sort-numbers")
     numbers = [rng.randrange(5000) for _ in range(80)] * 2
-    yield Problem(
+    return Problem(
         name="sort-numbers",
         level=1,
         category="text",
@@ -73,8 +96,8 @@ def _counting() -> Iterator[Problem]:
     )
 
 
-def _moving() -> Iterator[Problem]:
-    yield Problem(
+def _make_folders() -> Problem:
+    return Problem(
         name="make-folders",
         level=1,
         category="files",
@@ -87,7 +110,10 @@ def _moving() -> Iterator[Problem]:
         """,
         wrong=("mkdir -p site/css site/img; touch site/index.html", "mkdir -p site/css site/img/icons site/index.html"),
     )
-    yield Problem(
+
+
+def _rename_drafts() -> Problem:
+    return Problem(
         name="rename-drafts",
         level=1,
         category="files",
@@ -106,9 +132,12 @@ def _moving() -> Iterator[Problem]:
             'cd posts && for f in draft-*; do cp "$f" "${f#draft-}"; done',
         ),
     )
+
+
+def _delete_temporary() -> Problem:
     kept = {"tree/a/keep.txt": "1", "tree/b/notes.tmp.txt": "2", "tree/tmp/data.csv": "3"}
     gone = {"tree/x.tmp": "", "tree/a/y.tmp": "", "tree/b/c/z z.tmp": ""}
-    yield Problem(
+    return Problem(
         name="delete-temporary",
         level=1,
         category="files",
@@ -118,7 +147,10 @@ def _moving() -> Iterator[Problem]:
         check=f"begin()\npay(tree('tree') == {sorted(path.removeprefix('tree/') for path in kept)!r})",
         wrong=("rm -f tree/*.tmp", "find tree -name '*tmp*' -delete 2>/dev/null; rm -rf tree/tmp"),
     )
-    yield Problem(
+
+
+def _make_runnable() -> Problem:
+    return Problem(
         name="make-runnable",
         level=1,
         category="permissions",
@@ -137,14 +169,14 @@ def _moving() -> Iterator[Problem]:
     )
 
 
-def _editing() -> Iterator[Problem]:
+def _replace_word() -> Problem:
     rows = ["color = red", "Color names are British here: colour", "colorful", "the color, the color"]
     right = [row.replace("color", "colour") if row != rows[2] else row for row in rows[:1]] + [
         rows[1],
         rows[2],
         "the colour, the colour",
     ]
-    yield Problem(
+    return Problem(
         name="replace-word",
         level=1,
         category="text",
@@ -157,7 +189,10 @@ def _editing() -> Iterator[Problem]:
         check=f"begin()\npay(lines('text.txt') == {right!r})",
         wrong=("sed -i s/color/colour/g text.txt", r"sed -i 's/\bcolor\b/colour/' text.txt"),
     )
-    yield Problem(
+
+
+def _add_to_a_file() -> Problem:
+    return Problem(
         name="add-to-a-file",
         level=1,
         category="text",
@@ -175,7 +210,10 @@ def _editing() -> Iterator[Problem]:
             "echo '192.168.4.20 printer' > hosts",
         ),
     )
-    yield Problem(
+
+
+def _first_and_last() -> Problem:
+    return Problem(
         name="first-and-last",
         level=1,
         category="text",

@@ -5,27 +5,37 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
 
 from agentrl_workflows.terminal_tasks.problem import Problem
 
 
-def medium_problems() -> Iterator[Problem]:
-    """Yield the problems of level 2."""
-    yield from _tables()
-    yield from _trees()
-    yield from _setting_problems()
+def medium_problems() -> list[Problem]:
+    """Return the problems of level 2."""
+    made = (
+        _sum_by_group,
+        _busiest_hour,
+        _active_mails,
+        _join_tables,
+        _first_commit,
+        _repair_links,
+        _remove_duplicates,
+        _pack_without_cache,
+        _set_a_port,
+        _set_permissions,
+        _unify_line_ends,
+    )
+    return [make() for make in made]
 
 
-def _tables() -> Iterator[Problem]:
-    rng = random.Random("tables")
+def _sum_by_group() -> Problem:
+    rng = random.Random("sum-by-group")
     fruits = ("apple", "fig", "lime", "pear")
     rows = [(rng.choice(fruits), rng.randrange(1, 40)) for _ in range(60)]
     totals = Counter[str]()
     for fruit, amount in rows:
         totals[fruit] += amount
     right = ["fruit,total", *(f"{fruit},{totals[fruit]}" for fruit in sorted(totals))]
-    yield Problem(
+    return Problem(
         name="sum-by-group",
         level=2,
         category="data",
@@ -47,10 +57,14 @@ def _tables() -> Iterator[Problem]:
             "tail -n +2 sales.csv | awk -F, '{t[$1]+=$2} END {for (f in t) print f \",\" t[f]}' | sort > totals.csv",
         ),
     )
+
+
+def _busiest_hour() -> Problem:
+    rng = random.Random("busiest-hour")
     stamps = [(rng.randrange(24), rng.randrange(60), rng.choice(("INFO", "WARN", "ERROR"))) for _ in range(240)]
     hours = Counter(hour for hour, _, kind in stamps if kind == "ERROR")
     busiest = min(hours, key=lambda hour: (-hours[hour], hour))
-    yield Problem(
+    return Problem(
         name="busiest-hour",
         level=2,
         category="logs",
@@ -72,12 +86,16 @@ def _tables() -> Iterator[Problem]:
             ),
         ),
     )
+
+
+def _active_mails() -> Problem:
+    rng = random.Random("active-mails")
     users = [
         {"name": f"user{number}", "email": f"u{rng.randrange(900)}@example.org", "active": number % 3 != 0, "tags": ["a"]}
         for number in range(30)
     ]
     mails = sorted(str(user["email"]) for user in users if user["active"])
-    yield Problem(
+    return Problem(
         name="active-mails",
         level=2,
         category="data",
@@ -95,10 +113,14 @@ print("\\n".join(sorted(user["email"] for user in json.load(open("users.json")) 
             "grep -B1 'true' users.json | grep -o '[^\"]*@[^\"]*' > emails.txt",
         ),
     )
+
+
+def _join_tables() -> Problem:
+    rng = random.Random("join-tables")
     names = {str(number): name for number, name in enumerate(("Ada", "Bo", "Cy", "Di", "Ed"), 1)}
     orders = [(rng.choice([*names, "9"]), rng.randrange(100)) for _ in range(25)]
     joined = [f"{names.get(person, 'unknown')},{price}" for person, price in orders]
-    yield Problem(
+    return Problem(
         name="join-tables",
         level=2,
         category="data",
@@ -123,8 +145,8 @@ print("\\n".join(sorted(user["email"] for user in json.load(open("users.json")) 
     )
 
 
-def _trees() -> Iterator[Problem]:
-    yield Problem(
+def _first_commit() -> Problem:
+    return Problem(
         name="first-commit",
         level=2,
         category="git",
@@ -158,7 +180,10 @@ def _trees() -> Iterator[Problem]:
             "git -c user.name=me -c user.email=me@localhost commit -qm Start",
         ),
     )
-    yield Problem(
+
+
+def _repair_links() -> Problem:
+    return Problem(
         name="repair-links",
         level=2,
         category="files",
@@ -186,10 +211,13 @@ def _trees() -> Iterator[Problem]:
             "rm -rf old; ln -s /app/new/data old",
         ),
     )
+
+
+def _remove_duplicates() -> Problem:
     files = {
         f"photos/{name}": data for name, data in (("a.raw", "one"), ("b.raw", "two"), ("c.raw", "one"), ("d/e.raw", "two"))
     }
-    yield Problem(
+    return Problem(
         name="remove-duplicates",
         level=2,
         category="files",
@@ -205,7 +233,10 @@ def _trees() -> Iterator[Problem]:
             "cd photos; rm c.raw",
         ),
     )
-    yield Problem(
+
+
+def _pack_without_cache() -> Problem:
+    return Problem(
         name="pack-without-cache",
         level=2,
         category="files",
@@ -239,8 +270,8 @@ def _trees() -> Iterator[Problem]:
     )
 
 
-def _setting_problems() -> Iterator[Problem]:
-    yield Problem(
+def _set_a_port() -> Problem:
+    return Problem(
         name="set-a-port",
         level=2,
         category="settings",
@@ -256,7 +287,10 @@ def _setting_problems() -> Iterator[Problem]:
         """,
         wrong=("sed -i 's/^port = .*/port = 8443/' server.ini", "sed -i 's/port = 8080/port = 8443/; /^#/d' server.ini"),
     )
-    yield Problem(
+
+
+def _set_permissions() -> Problem:
+    return Problem(
         name="set-permissions",
         level=2,
         category="permissions",
@@ -270,7 +304,10 @@ def _setting_problems() -> Iterator[Problem]:
         """,
         wrong=("chmod -R 750 site", "chmod -R 640 site; chmod 750 site site/bin site/bin/run.sh site/sh"),
     )
-    yield Problem(
+
+
+def _unify_line_ends() -> Problem:
+    return Problem(
         name="unify-line-ends",
         level=2,
         category="text",

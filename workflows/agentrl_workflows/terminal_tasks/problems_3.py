@@ -7,7 +7,6 @@ import binascii
 import gzip
 import random
 from collections import Counter
-from collections.abc import Iterator
 
 from agentrl_workflows.terminal_tasks.problem import Problem
 
@@ -18,16 +17,25 @@ git config user.email sam@example.org
 """
 
 
-def hard_problems() -> Iterator[Problem]:
-    """Yield the problems of level 3."""
-    yield from _programs()
-    yield from _scripts()
-    yield from _repositories()
-    yield from _puzzles()
+def hard_problems() -> list[Problem]:
+    """Return the problems of level 3."""
+    made = (
+        _mend_the_median,
+        _rows_to_json,
+        _health_server,
+        _numbers_script,
+        _keep_three_copies,
+        _top_missing,
+        _bring_back_a_file,
+        _merge_a_branch,
+        _unwrap,
+        _free_space_report,
+    )
+    return [make() for make in made]
 
 
-def _programs() -> Iterator[Problem]:
-    yield Problem(
+def _mend_the_median() -> Problem:
+    return Problem(
         name="mend-the-median",
         level=3,
         category="python",
@@ -54,7 +62,10 @@ END""",
         """,
         wrong=("sed -i 's/sorted(/sorted(map(float, /; s/split())/split()))/' stats.py", "echo 'print(3.0)' > stats.py"),
     )
-    yield Problem(
+
+
+def _rows_to_json() -> Problem:
+    return Problem(
         name="rows-to-json",
         level=3,
         category="python",
@@ -89,7 +100,10 @@ END""",
             "    print(json.dumps({k: int(v) if v.isdigit() else v for k, v in row.items()}))\nEND",
         ),
     )
-    yield Problem(
+
+
+def _health_server() -> Problem:
+    return Problem(
         name="health-server",
         level=3,
         category="services",
@@ -146,8 +160,8 @@ END""",
     )
 
 
-def _scripts() -> Iterator[Problem]:
-    yield Problem(
+def _numbers_script() -> Problem:
+    return Problem(
         name="numbers-script",
         level=3,
         category="shell",
@@ -176,7 +190,10 @@ chmod +x stats.sh""",
             "chmod +x stats.sh",
         ),
     )
-    yield Problem(
+
+
+def _keep_three_copies() -> Problem:
+    return Problem(
         name="keep-three-copies",
         level=3,
         category="shell",
@@ -214,12 +231,15 @@ chmod +x rotate.sh""",
             'cat > rotate.sh <<\'END\'\n#!/bin/bash\ncp "$1" "$1.1"; : > "$1"\nEND\nchmod +x rotate.sh',
         ),
     )
-    rng = random.Random("addresses")
+
+
+def _top_missing() -> Problem:
+    rng = random.Random("top-missing")
     addresses = [f"10.0.{rng.randrange(3)}.{rng.randrange(6)}" for _ in range(400)]
     hits = [(address, rng.choice((200, 200, 404, 500)), rng.randrange(100, 5000)) for address in addresses]
     failed = Counter(address for address, status, _ in hits if status == 404)
     top = sorted(failed, key=lambda address: (-failed[address], address))[:3]
-    yield Problem(
+    return Problem(
         name="top-missing",
         level=3,
         category="logs",
@@ -246,8 +266,8 @@ chmod +x rotate.sh""",
     )
 
 
-def _repositories() -> Iterator[Problem]:
-    yield Problem(
+def _bring_back_a_file() -> Problem:
+    return Problem(
         name="bring-back-a-file",
         level=3,
         category="git",
@@ -277,7 +297,10 @@ def _repositories() -> Iterator[Problem]:
             "git reset -q --hard HEAD~2",
         ),
     )
-    yield Problem(
+
+
+def _merge_a_branch() -> Problem:
+    return Problem(
         name="merge-a-branch",
         level=3,
         category="git",
@@ -310,10 +333,10 @@ def _repositories() -> Iterator[Problem]:
     )
 
 
-def _puzzles() -> Iterator[Problem]:
+def _unwrap() -> Problem:
     inner = gzip.compress(b"the heron waits by the river\n", mtime=0)
     wrapped = base64.encodebytes(binascii.hexlify(inner)[::-1])
-    yield Problem(
+    return Problem(
         name="unwrap",
         level=3,
         category="data",
@@ -327,7 +350,10 @@ def _puzzles() -> Iterator[Problem]:
         check="begin()\npay(text('plain.txt') == 'the heron waits by the river')",
         wrong=("base64 -d wrapped.txt > plain.txt", "base64 -d wrapped.txt | rev > plain.txt"),
     )
-    yield Problem(
+
+
+def _free_space_report() -> Problem:
+    return Problem(
         name="free-space-report",
         level=3,
         category="files",

@@ -4,21 +4,89 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from typing import Final
 
 from agentrl_workflows.terminal_tasks.problem import Problem
 
+_COUNTER: Final = """cat > counter.py <<'END'
+import re, socketserver, sys, threading
 
-def expert_problems() -> Iterator[Problem]:
-    """Yield the problems of level 4."""
-    yield from _searches()
-    yield from _stores()
-    yield from _services()
-    yield from _planners()
+held, lock = {}, threading.Lock()
 
 
-def _searches() -> Iterator[Problem]:
-    yield Problem(
+class Handler(socketserver.StreamRequestHandler):
+    def handle(self):
+        for raw in self.rfile:
+            line = raw.decode(errors="replace").strip()
+            add, get = re.fullmatch(r"ADD (\\S+) (-?\\d+)", line), re.fullmatch(r"GET (\\S+)", line)
+            if line == "QUIT":
+                return
+            with lock:
+                if add:
+                    held[add[1]] = held.get(add[1], 0) + int(add[2])
+                    said = held[add[1]]
+                else:
+                    said = held.get(get[1], 0) if get else "ERR"
+            self.wfile.write(f"{said}\\n".encode())
+
+
+class Server(socketserver.ThreadingTCPServer):
+    daemon_threads = allow_reuse_address = True
+
+
+Server(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+END"""
+_COUNTER_CHECK: Final = """
+            import socket, threading, time
+            begin()
+            process = start("python3", "counter.py", "8766")
+
+            def opened():
+                for _ in range(100):
+                    try:
+                        return socket.create_connection(("127.0.0.1", 8766), timeout=10)
+                    except OSError:
+                        time.sleep(0.1)
+                pay(0)
+
+            def say(wire, *told):
+                file, found = wire.makefile("rw"), []
+                for line in told:
+                    file.write(line + "\\n")
+                    file.flush()
+                    found.append(file.readline().strip())
+                return found
+
+            try:
+                idle = opened()
+                first = say(opened(), "GET a", "ADD a 5", "ADD a -7", "HELLO", "ADD a", "ADD b 1")
+                workers = [threading.Thread(target=lambda: say(opened(), *["ADD n 1"] * 50)) for _ in range(8)]
+                [each.start() for each in workers]
+                [each.join(30) for each in workers]
+                last = say(idle, "GET n", "GET a", "QUIT")
+            except OSError:
+                pay(0)
+            pay(first == ["0", "5", "-2", "ERR", "ERR", "1"] and last == ["400", "-2", ""])
+        """
+
+
+def expert_problems() -> list[Problem]:
+    """Return the problems of level 4."""
+    made = (
+        _first_bad_commit,
+        _reassemble,
+        _small_store,
+        _reconcile_ledgers,
+        _counter_service,
+        _order_of_builds,
+        _reckon,
+        _cache_hits,
+    )
+    return [make() for make in made]
+
+
+def _first_bad_commit() -> Problem:
+    return Problem(
         name="first-bad-commit",
         level=4,
         category="git",
@@ -54,13 +122,16 @@ def _searches() -> Iterator[Problem]:
             "git log --format=%H --grep='Revision 16$' > answer.txt",
         ),
     )
-    rng = random.Random("parts")
+
+
+def _reassemble() -> Problem:
+    rng = random.Random("reassemble")
     whole = "".join(f"{number}:{rng.randrange(10**9)}\n" for number in range(300))
     cut = [whole[start : start + 700] for start in range(0, len(whole), 700)]
     order = list(range(len(cut)))
     rng.shuffle(order)
     manifest = "".join(f"{hashlib.sha256(part.encode()).hexdigest()}\n" for part in cut)
-    yield Problem(
+    return Problem(
         name="reassemble",
         level=4,
         category="files",
@@ -84,8 +155,8 @@ def _searches() -> Iterator[Problem]:
     )
 
 
-def _stores() -> Iterator[Problem]:
-    yield Problem(
+def _small_store() -> Problem:
+    return Problem(
         name="small-store",
         level=4,
         category="python",
@@ -136,7 +207,10 @@ END""",
             "open(path, 'w').writelines(f'{k}={v}\\n' for k, v in rows.items())\nEND",
         ),
     )
-    yield Problem(
+
+
+def _reconcile_ledgers() -> Problem:
+    return Problem(
         name="reconcile-ledgers",
         level=4,
         category="data",
@@ -191,8 +265,8 @@ END""",
     )
 
 
-def _services() -> Iterator[Problem]:
-    yield Problem(
+def _counter_service() -> Problem:
+    return Problem(
         name="counter-service",
         level=4,
         category="services",
@@ -202,66 +276,8 @@ def _services() -> Iterator[Problem]:
             "NAME` answers the value, 0 for a new one; `QUIT` closes the connection; anything else answers "
             "`ERR`. Counters are shared by all clients; no addition may be lost."
         ),
-        solve="""cat > counter.py <<'END'
-import re, socketserver, sys, threading
-
-held, lock = {}, threading.Lock()
-
-
-class Handler(socketserver.StreamRequestHandler):
-    def handle(self):
-        for raw in self.rfile:
-            line = raw.decode(errors="replace").strip()
-            add, get = re.fullmatch(r"ADD (\\S+) (-?\\d+)", line), re.fullmatch(r"GET (\\S+)", line)
-            if line == "QUIT":
-                return
-            with lock:
-                if add:
-                    held[add[1]] = held.get(add[1], 0) + int(add[2])
-                    said = held[add[1]]
-                else:
-                    said = held.get(get[1], 0) if get else "ERR"
-            self.wfile.write(f"{said}\\n".encode())
-
-
-class Server(socketserver.ThreadingTCPServer):
-    daemon_threads = allow_reuse_address = True
-
-
-Server(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-END""",
-        check="""
-            import socket, threading, time
-            begin()
-            process = start("python3", "counter.py", "8766")
-
-            def opened():
-                for _ in range(100):
-                    try:
-                        return socket.create_connection(("127.0.0.1", 8766), timeout=10)
-                    except OSError:
-                        time.sleep(0.1)
-                pay(0)
-
-            def say(wire, *told):
-                file, found = wire.makefile("rw"), []
-                for line in told:
-                    file.write(line + "\\n")
-                    file.flush()
-                    found.append(file.readline().strip())
-                return found
-
-            try:
-                idle = opened()
-                first = say(opened(), "GET a", "ADD a 5", "ADD a -7", "HELLO", "ADD a", "ADD b 1")
-                workers = [threading.Thread(target=lambda: say(opened(), *["ADD n 1"] * 50)) for _ in range(8)]
-                [each.start() for each in workers]
-                [each.join(30) for each in workers]
-                last = say(idle, "GET n", "GET a", "QUIT")
-            except OSError:
-                pay(0)
-            pay(first == ["0", "5", "-2", "ERR", "ERR", "1"] and last == ["400", "-2", ""])
-        """,
+        solve=_COUNTER,
+        check=_COUNTER_CHECK,
         wrong=(
             "cat > counter.py <<'END'\nimport socketserver, sys\nheld = {}\nclass H(socketserver.StreamRequestHandler):\n"
             "    def handle(self):\n        for raw in self.rfile:\n            w = raw.decode().split()\n"
@@ -281,9 +297,9 @@ END""",
     )
 
 
-def _planners() -> Iterator[Problem]:
+def _order_of_builds() -> Problem:
     rules = "app: lib net\nlib: base\nnet: base tls\ntls: base\nbase:\ndocs: app\nextra: docs tls\n"
-    yield Problem(
+    return Problem(
         name="order-of-builds",
         level=4,
         category="planning",
@@ -306,7 +322,10 @@ END""",
             "cut -d: -f1 rules.txt | sort > order.txt",
         ),
     )
-    yield Problem(
+
+
+def _reckon() -> Problem:
+    return Problem(
         name="reckon",
         level=4,
         category="python",
@@ -351,7 +370,10 @@ END""",
             'capture_output=True).stdout.strip() or "error")\\n\' > reckon.py',
         ),
     )
-    rng = random.Random("cache")
+
+
+def _cache_hits() -> Problem:
+    rng = random.Random("cache-hits")
     trace = [rng.randrange(9) for _ in range(200)]
     held: list[int] = []
     hits = 0
@@ -360,7 +382,7 @@ END""",
             held.remove(key)
             hits += 1
         held = [*held, key][-4:]
-    yield Problem(
+    return Problem(
         name="cache-hits",
         level=4,
         category="planning",

@@ -21,7 +21,7 @@ def test_the_fields_are_those_that_a_run_has() -> None:
         "sft": {"data": "d.jsonl"},
         "trainer": {"lora": {}},
         "cluster": {"split": "auto"},
-        "algorithm": {"advantage": "turn_gae", "critic": {}},
+        "algorithm": {"advantage": "turn_gae", "critic": {}, "reference": {}, "terms": [{"kl": 0.1}]},
     }
     run = parse_config({**BASE, **optional, "tasks": {"path": "t.jsonl", "eval": {"path": "e.jsonl"}}})
     assert [path for path, _, _ in field_values(run)] == [f.path for f in FIELDS.values() if not f.is_section]
@@ -57,7 +57,8 @@ def test_a_default_is_yaml_that_the_field_takes() -> None:
     defaults = {f.path: f.default for f in FIELDS.values() if f.default is not None and not f.is_section}
     excluding = {"tasks.path", "tasks.eval.path", "tasks.eval.factory", "rollout.min_group_size"}  # of other fields
     defaults = {path: default for path, default in defaults.items() if path not in excluding}
-    defaults["algorithm.advantage"] = "turn_gae"  # the critic has defaults too
+    # The critic and the reference have defaults too.
+    defaults |= {"algorithm.advantage": "turn_gae", "algorithm.terms": "[{kl: {weight: 0.1}}]"}
     run = parse_config(
         BASE, ["--sft.data=d", "--tasks.eval.path=e", *(f"--{path}={default}" for path, default in defaults.items())]
     )

@@ -74,7 +74,7 @@ def assert_same(together: list[Outcome], alone: Outcome) -> None:
     """Check that all ranks report what one process does, and that rank 0 holds its weights."""
     for outcome in together:  # every rank knows the metrics and the log-probs
         # A maximum is that of one token, and a norm that of one minibatch: their rounding does not average out.
-        single = {name for name in alone.metrics if name.endswith("_max") or name.startswith("grad_norm_by_minibatch.")}
+        single = {name for name in alone.metrics if name.endswith("_max") or name.startswith("grad_norm")}
         for name, value in alone.metrics.items():
             assert outcome.metrics[name] == pytest.approx(value, rel=1e-5 if name in single else 1e-6, abs=1e-6), name
         for ours, theirs in zip(outcome.logprobs, alone.logprobs, strict=True):

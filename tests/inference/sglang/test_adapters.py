@@ -85,14 +85,15 @@ def assert_computed_by(base: Path, adapter: Path, generation: Generation) -> Non
 async def test_each_call_ends_under_the_version_with_which_it_began_and_no_adapter_piles_up(tmp_path: Path) -> None:
     base = tiny_checkpoint(tmp_path / "model")
     folders = {version: make_adapter(base, tmp_path / f"v{version}", seed=version) for version in range(1, 7)}
+    probes = {version: probe_of(base, folder) for version, folder in folders.items()}
     engine = engine_of(base)
     async with pool_over(engine) as pool, anyio.create_task_group() as tasks:
-        await pool.update_weights(published(folders[1], 1), probe_of(base, folders[1]))
-        long = Call(pool, ask(PROMPT, 1500))
+        await pool.update_weights(published(folders[1], 1), probes[1])
+        long = Call(pool, ask(PROMPT, 600))
         tasks.start_soon(long.run)
         await long.more(5)
         for version in range(2, 7):
-            report = await pool.update_weights(published(folders[version], version), probe_of(base, folders[version]))
+            report = await pool.update_weights(published(folders[version], version), probes[version])
             assert report.probe_difference is not None
             assert report.trainer_digest == next(iter(report.server_digests.values()))
             assert len(engine.adapters.names) <= 2  # the served one, and that of the call
@@ -100,7 +101,7 @@ async def test_each_call_ends_under_the_version_with_which_it_began_and_no_adapt
             assert [span.version for span in short.spans] == [version]
             assert_computed_by(base, folders[version], short)
         ended = await long.finished()
-        await pool.update_weights(published(folders[1], 7), probe_of(base, folders[1]))
+        await pool.update_weights(published(folders[1], 7), probes[1])
         assert len(engine.adapters.names) == 1
         assert [span.version for span in ended.spans] == [1]
         assert ended.num_retractions == 0

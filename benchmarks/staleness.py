@@ -322,7 +322,7 @@ def measure_demo(results: Results, arguments: argparse.Namespace, save: Callable
         demo["rows"].append(row)
         save()
 
-    cells = demo_cells(arguments.demo_seeds, arguments.lags, arguments.minibatches, arguments.demo_steps)
+    cells = demo_cells(arguments.demo_seeds, arguments.lags, arguments.demo_minibatches, arguments.demo_steps)
     measured(cells, arguments.students, arguments.processes, demo["rows"], record)
     print("\n".join(demo_table(demo["rows"])))
 
@@ -338,7 +338,8 @@ def main() -> None:
     parser.add_argument("--lags", nargs="+", type=int, choices=LAGS, default=LAGS)
     parser.add_argument("--minibatches", nargs="+", type=int, default=MINIBATCHES)
     parser.add_argument("--demo-seeds", type=int, default=5)
-    parser.add_argument("--demo-steps", type=int, default=30)
+    parser.add_argument("--demo-steps", type=int, default=24)
+    parser.add_argument("--demo-minibatches", nargs="+", type=int, default=(4,))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="of the demo tier")
     parser.add_argument("--students", type=Path, default=Path("runs/staleness"), help="folder for warm starts of the demo")
     parser.add_argument("--output", type=Path, default=RESULTS)

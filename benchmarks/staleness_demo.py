@@ -121,7 +121,7 @@ def _run(cell: DemoCell, students: Path) -> DemoRow:
         "trainer.minibatches": cell.minibatches,
         "engine.steps": cell.steps,
         "engine.save_trajectories": "false",
-        "engine.stall_timeout_s": PATIENCE_S,
+        "engine.stall_timeout_s": 2 * PATIENCE_S,
         "rollout.max_concurrent_episodes": 64,
         "rollout.episode_timeout_s": PATIENCE_S,  # a busy machine must not look like a policy that fails
     }

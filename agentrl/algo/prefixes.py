@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from agentrl.algo.packing import sorted_microbatches
 from agentrl.types import Int32Array
 
-LEAST_SAVED = 0.05
+LEAST_SAVED = 0.2
 """Part of the tokens of plain passes that shared ones must save, to pay for attention by runs."""
 
 

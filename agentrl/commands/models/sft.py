@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def sft_command(config: Path, output: Path, /, *overrides: Overrides) -> None:
-    """Warm-start a model on conversations (the file's sft section) and write the new checkpoint.
+    """Warm-start a model on conversations (the file's sft section) and write a checkpoint.
 
     Args:
         config: YAML file that describes the run.

@@ -1,8 +1,8 @@
 """Six algorithms on the whole demo, three seeds each: success, steps and seconds.
 
-Run: `python -m benchmarks.algorithms` (about four minutes a run on two idle cores, 75 minutes in all). It prints its
-progress, writes benchmarks/results/algorithms.json, and puts its table into docs/howto/algorithm.md. A run that the file has
-is not repeated, so a benchmark that was stopped continues; `--again` starts anew. `--quick` trains the smallest variant on
+Run: `python -m benchmarks.algorithms` (18 runs of the demo; the whole was never timed). It prints its progress,
+writes benchmarks/results/algorithms.json, and puts its table into docs/howto/algorithm.md. A run that the file has
+is not repeated; `--again` repeats all. `--quick` trains the smallest variant on
 one seed and writes nothing.
 
 A run is the demo with other slots and nothing else changed: warm start, 200 steps, evaluations on 512 held-out tasks. So the

@@ -1,6 +1,6 @@
 """Tokens per CPU-second of a training step whose samples begin alike, with and without shared prefixes.
 
-Run: `python -m benchmarks.shared_prefixes` (about six minutes). It prints a table and writes
+Run: `python -m benchmarks.shared_prefixes` (eleven minutes beside other work). It prints a table and writes
 benchmarks/results/shared_prefixes.json.
 
   group      8 episodes of one task with a common prompt, which is the given part of their tokens
@@ -128,7 +128,7 @@ def peak_mib(path: Path, data: TrainBatch, setting: Literal["off", "auto"]) -> f
 def _report_peak(sending: Connection, path: Path, data: TrainBatch, setting: Literal["off", "auto"]) -> None:
     torch.set_num_threads(1)
     one = trainer(path, setting)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _peak_kib()
     one.step(data)
     one.step(data)

@@ -1,8 +1,8 @@
 """What stale data do to six losses: on small policies, and on the smallest demo with a real model.
 
-Run: `python -m benchmarks.staleness` (about an hour on two idle cores; `--tiers table` about five minutes of one). It prints
+Run: `python -m benchmarks.staleness` (`--tiers table` about five minutes of one core; nobody timed the demo tier). It prints
 its progress and tables, and writes benchmarks/results/staleness.json, from which `python -m docs.figures.staleness` draws.
-What this file already has is not measured again: a run that was stopped continues, and `--again` starts anew.
+What this file has is not measured again; `--again` measures all.
 
 The second tier is `benchmarks.staleness_demo`. In the first one, all seeds, lags and learning rates are one tensor. The
 task: 8 tokens in two turns, of 8 kinds each. A state is one of 4 tasks, the place and the last token; 3 of the 8 tokens

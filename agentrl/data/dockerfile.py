@@ -82,7 +82,7 @@ def read_dockerfile(folder: Path, *, docker_image: str | None, workdir: str | No
 
 
 def _instructions(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield each instruction with the number of its first line; a line that ends in a backslash goes on."""
+    """Yield each instruction with the number of its first line; a backslash at its end joins a line to the next."""
     parts: list[str] = []
     first = 0
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):

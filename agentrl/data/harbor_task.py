@@ -1,7 +1,7 @@
 """Task folders of Harbor: `task.toml`, `instruction.md`, `environment/`, `tests/test.sh` and `solution/solve.sh`.
 
-Schema versions 1.0 to 1.4. Whoever reads a folder here gets what agentrl honours, or a `ConfigError` that names the field
-which it does not: no setting of a task is dropped in silence when its task loads.
+Schema versions 1.0 to 1.4. A setting that agentrl does not honour is a `ConfigError` that names its field, when the task
+loads.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def add_adapters(module: nn.Module, config: LoraConfig, mesh: DeviceMesh | None,
 
 def _add_adapter(layer: nn.Linear, config: LoraConfig, mesh: DeviceMesh | None) -> None:
     outputs, inputs = layer.weight.shape
-    layer.__class__ = AdaptedLinear
+    layer.__class__ = AdaptedLinear  # in place: its name, its hooks and its split weight stay as they are
     adapted = cast("AdaptedLinear", layer)
     adapted.scale = config.alpha / config.rank
     first: Tensor = torch.empty(config.rank, inputs, device="meta")

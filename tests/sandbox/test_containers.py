@@ -7,6 +7,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio.abc import TaskStatus
 
 from agentrl.errors import ConfigError
 from agentrl.sandbox import Ending
@@ -108,14 +109,15 @@ async def test_a_container_has_no_way_out(containers: BubblewrapContainers, tmp_
 async def test_nothing_is_left_of_workbenches_that_ran_or_were_cancelled() -> None:
     async with open_containers() as containers:
 
-        async def play() -> None:
+        async def play(*, task_status: TaskStatus[None]) -> None:
             async with containers.workbench() as bench, bench.run() as container:
-                await container.shell("head -c 1000000 /dev/zero > /app/x; sleep 1000")
+                await container.shell("head -c 1000000 /dev/zero > /app/x")
+                task_status.started()
+                await container.shell("sleep 1000")
 
         async with anyio.create_task_group() as tasks:
             for _ in range(4):
-                tasks.start_soon(play)
-            await anyio.sleep(0.5)
+                await tasks.start(play)
             tasks.cancel_scope.cancel()
         folder = anyio.Path(containers.folder)
         assert [path async for path in folder.rglob("*")] == []

@@ -59,7 +59,7 @@ class LayerMemory:
 
 @asynccontextmanager
 async def hold_memory(host: Host, tools: LayerTools, uid: int, folder: Path) -> AsyncGenerator[LayerMemory]:
-    """Yield a directory in memory over the empty `folder`, which nobody else sees."""
+    """Yield a directory in memory over the empty `folder`; no other process sees it."""
     entry = host.entry(uid)
     wait = [host.shell, "-c", _HOLD, "sh", tools.mount, str(folder)]
     try:

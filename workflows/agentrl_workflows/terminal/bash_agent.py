@@ -35,7 +35,7 @@ class TerminalAgent(TerminalWorkflow):
 
     Args:
         max_turns: model calls of one episode.
-        command_s: seconds of one command; then it is interrupted, and the model is told.
+        command_s: seconds after which a command is interrupted; the model reads that it was.
         max_output_chars: characters of an output that the model reads; of a longer one the beginning and the end.
         system: the system message; empty: none.
         **settings: those of `TerminalWorkflow`.

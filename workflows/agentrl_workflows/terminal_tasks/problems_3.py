@@ -1,4 +1,4 @@
-"""Level 3: programs to mend or to write, and what a repository remembers."""
+"""Level 3: programs to mend or to write, and questions about the history of a repository."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
 # The tests that need nothing more than `make setup` and bubblewrap, as in pyproject.toml.
-HERE := not sglang and not chaos and not external and not frameworks and not clients and not ray
+HERE := not sglang and not chaos and not external and not frameworks and not clients and not ray and not gpu
 
 # Cells of the fault matrix that `make chaos` runs: all, or short.
 CELLS ?= all
 
-.PHONY: setup sandbox-install browser-install envs-install frameworks-install clients-install demo demo-code demo-distributed demo-lora demo-math demo-ray demo-sglang demo-terminal smoke test test-fast test-processes test-envs test-frameworks test-clients test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
+.PHONY: setup sandbox-install browser-install envs-install frameworks-install clients-install demo demo-code demo-distributed demo-lora demo-math demo-ray demo-sglang demo-terminal smoke test test-fast test-processes test-envs test-frameworks test-clients test-gpu test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 12
@@ -82,6 +82,9 @@ test-frameworks: setup frameworks-install  ## run the agents of other frameworks
 test-clients: setup clients-install  ## play episodes with real clients (Codex, Claude Code, SDKs), which are installed first; writes their table
 	$(BIN)/python -m pytest -m clients --numprocesses $(JOBS) --dist worksteal tests
 	$(BIN)/python -m tests.clients.table
+
+test-gpu: setup  ## run the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu tests
 
 test-ray: setup  ## run the tests of the Ray launcher on a cluster of three nodes on this machine; Ray is installed first
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[ray]'

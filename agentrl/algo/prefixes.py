@@ -43,6 +43,15 @@ class TokenTree:
     places: tuple[NDArray[np.int64], ...]
     """[L] for each sequence: where its tokens stand in the row."""
 
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """[N]: where the part of the row ends whose tokens follow this one; those of its sequences stand in one piece."""
+        ends = np.arange(1, len(self.token_ids) + 1)
+        for where in self.places:
+            if len(where):
+                ends[where] = np.maximum(ends[where], where[-1] + 1)
+        return ends
+
 
 def token_tree(sequences: Sequence[Int32Array]) -> TokenTree:
     """Return the tree of `sequences`, [L] int32 each.

@@ -1,7 +1,8 @@
 """Attention in a forward pass whose sequences share the computation of their common prefixes.
 
-Everything else in a decoder works token by token, so only attention and positions know that a row is a tree. Each run of
-the row attends to its prefix and to itself: there are as many products as sequences.
+Everything else in a decoder works token by token, so only attention and positions know that a row is a tree. On a CPU each
+run of the row attends to its prefix and to itself: there are as many products as sequences. On a GPU one kernel takes the
+whole row (agentrl.trainer.flex).
 
 Invariant: hidden states and gradients are those of the sequences computed one by one.
 
@@ -19,10 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentrl.algo.prefixes import TokenTree
+from agentrl.trainer.flex import LEAST_SIZE, tree_attention, tree_mask
 from agentrl.trainer.parallel.shape import has_windows
 
 SHARED_ATTENTION = "agentrl_shared_prefixes"
@@ -47,10 +50,12 @@ class SharedRow:
     part_lengths: list[int]
     """Of the parts into which runs and prefixes cut the row; a gradient flows back once for each part."""
     runs: list[SharedRun]
+    mask: BlockMask | None
+    """Of the whole row, for one kernel; None: it is computed run by run."""
 
 
-def shared_row(tree: TokenTree, device: torch.device) -> SharedRow:
-    """Return `tree` as the attention reads it."""
+def shared_row(tree: TokenTree, device: torch.device, *, one_kernel: bool | None = None) -> SharedRow:
+    """Return `tree` as the attention reads it; `one_kernel`: whether by FlexAttention, None: on GPUs."""
     edges = {0, len(tree.token_ids)}
     for run in tree.runs:
         edges |= {run.start, run.stop} | {edge for part in run.prefix for edge in part}
@@ -69,6 +74,7 @@ def shared_row(tree: TokenTree, device: torch.device) -> SharedRow:
         run_lengths=[run.stop - run.start for run in tree.runs],
         part_lengths=[after - before for before, after in pairwise(cuts)],
         runs=runs,
+        mask=tree_mask(tree.ends, device) if (device.type == "cuda" if one_kernel is None else one_kernel) else None,
     )
 
 
@@ -112,6 +118,8 @@ def shared_attention(
     if shared_row is None:
         return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **more)  # pyright: ignore[reportArgumentType]
     assert mask is None, "a row has its masks by run"
+    if shared_row.mask is not None and query.shape[-1] >= LEAST_SIZE:
+        return tree_attention(query, key, value, shared_row.mask, scaling).transpose(1, 2).contiguous(), None
     grouped = query.shape[1] != key.shape[1]
     parts = torch.stack([key, value]).split(shared_row.part_lengths, dim=3)
     outputs: list[Tensor] = []

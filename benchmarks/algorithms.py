@@ -65,15 +65,16 @@ def steps_to_target(run_dir: Path) -> int | None:
     return next(found, None)
 
 
-def measure(name: str, seed: int, *, quick: bool) -> dict[str, Any]:
+def measure(name: str, seed: int, device: str, *, quick: bool) -> dict[str, Any]:
     """Run the demo with one algorithm and return its row."""
     recipe = SMOKE if quick else FULL
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
         silent = Console(file=io.StringIO())
-        result = run_demo(recipe, seed=seed, runs_dir=Path(folder), name=name, overrides=ALGORITHMS[name][1], console=silent)
+        flags = [*ALGORITHMS[name][1], "--trainer.device", device, "--inference.device", device]
+        result = run_demo(recipe, seed=seed, runs_dir=Path(folder), name=name, overrides=flags, console=silent)
         reached = steps_to_target(result.run_dir)
     kept = ("sampled_before", "sampled_after", "greedy_after", "train_steps", "rl_seconds", "wall_seconds", "mean_staleness")
-    return {"algorithm": name, "seed": seed, "steps_to_target": reached} | {
+    return {"algorithm": name, "seed": seed, "device": device, "steps_to_target": reached} | {
         key: result.summary[key] for key in kept if key in result.summary
     }
 
@@ -120,6 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
     parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, default=SEEDS)
+    parser.add_argument("--device", default="cpu", help="of trainer and server; the warm start is on the CPU")
     parser.add_argument("--again", action="store_true", help="measure what the result file already has, too")
     parser.add_argument("--quick", action="store_true", help="the smallest variant on one seed, not recorded")
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -137,7 +139,7 @@ def main() -> None:
     left = [each for each in asked if not any((row["algorithm"], row["seed"]) == each for row in rows)]
     began = time.perf_counter()
     for number, (name, seed) in enumerate(left, 1):
-        rows.append(measure(name, seed, quick=arguments.quick))
+        rows.append(measure(name, seed, arguments.device, quick=arguments.quick))
         minutes = (time.perf_counter() - began) / number * (len(left) - number) / 60
         print(f"{number} of {len(left)}, about {minutes:.0f} minutes left: {rows[-1]}", flush=True)
         if not arguments.quick:

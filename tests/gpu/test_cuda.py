@@ -20,7 +20,7 @@ from agentrl.trainer.shared import shared_row
 from agentrl.types import BoolArray, Int32Array
 from tests.trainer.helpers import VOCAB, random_batch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # compilers warn of what is no fault
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 

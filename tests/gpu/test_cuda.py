@@ -82,7 +82,7 @@ def test_bfloat16_differs_from_float32_by_its_rounding(path: Path) -> None:
     ids, masks = forked(0)
     exact, rounded = PolicyModel(path, device=CPU), PolicyModel(path, device=GPU, dtype="bfloat16")
     expected, found = exact.logprobs(exact.microbatch(ids, masks)), rounded.logprobs(rounded.microbatch(ids, masks))
-    assert float((found.cpu() - expected).abs().mean()) < 0.02
+    assert float((found.cpu() - expected).detach().abs().mean()) < 0.02
 
 
 @pytest.mark.parametrize("one_kernel", [True, False], ids=["one kernel", "run by run"])
@@ -105,7 +105,7 @@ def test_steps_are_those_of_a_cpu(path: Path, lora: dict[str, int] | None) -> No
         config = TrainerConfig.model_validate({"lr": 1e-3, "minibatches": 1, "lora": lora})
         model = PolicyModel(path, device=device, share=True, lora=config.lora)
         trainer = PolicyTrainer(model, config, AlgorithmConfig(), total_steps=10, seed=5)
-        reports = [trainer.step(random_batch(version=at + 1, seed=at, samples=9, stem=20)) for at in range(3)]
+        reports = [trainer.step(random_batch(version=at + 1, seed=at, samples=9, stem=6)) for at in range(3)]
         metrics.append(reports[-1].metrics)
     on_cpu, on_gpu = metrics
     assert on_gpu["loss"] == pytest.approx(on_cpu["loss"], rel=1e-3, abs=1e-4)

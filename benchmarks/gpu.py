@@ -4,8 +4,9 @@ Run: `python -m benchmarks.gpu` (needs a CUDA device and 40 GB of disk; `--only 
 a case, and writes benchmarks/results/gpu.json after each.
 
 Models have the shape of a published one and random weights. A step is `PolicyTrainer.step` on two samples of the case's
-length (one of 65,536): checks, packing, forward, loss with diagnostics, backward with recomputed activations, clipping, AdamW; the median of
-three after one that is not counted. A step on a few tokens goes before, so that the trees' kernel is compiled.
+length (one of 65,536): checks, packing, forward, loss with diagnostics, backward with recomputed activations, clipping,
+AdamW; the median of three after one that is not counted. A step on a few tokens goes before, so that the trees' kernel is
+compiled.
 
 `mfu` is over 989 TFLOP/s of dense bfloat16, and counts what full training takes for each token: 6 FLOP for each weight of a
 matrix, the output head included, and 6 x layers x heads x head size x length for causal attention. An adapter on a frozen

@@ -26,8 +26,10 @@ LEAST_SIZE = 16
 """Smallest D that the compiled kernel takes."""
 
 
-def tree_mask(ends: NDArray[np.int64], device: torch.device) -> BlockMask:
-    """Return the mask of a row whose subtrees end at `ends`, [N]."""
+def tree_mask(ends: NDArray[np.int64], device: torch.device) -> BlockMask | None:
+    """Return the mask of a row whose subtrees end at `ends`, [N]; None: it is shorter than a block, which kernels refuse."""
+    if len(ends) < BLOCK:
+        return None
     blocks = -(-len(ends) // BLOCK)
     padded = np.concatenate([ends, np.repeat(ends[-1:], blocks * BLOCK - len(ends))]).reshape(blocks, BLOCK)
     numbers = np.arange(blocks)

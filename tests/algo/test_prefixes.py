@@ -39,6 +39,13 @@ def test_a_token_attends_to_its_own_sequence_up_to_it(many: list[Int32Array]) ->
 
 
 @given(sequences)
+def test_a_token_sees_those_before_it_whose_part_of_the_row_holds_it(many: list[Int32Array]) -> None:
+    tree = token_tree(many)
+    for at, seen in attended(tree).items():
+        assert [key for key in range(at + 1) if at < tree.ends[key]] == seen
+
+
+@given(sequences)
 def test_each_prefix_stands_once(many: list[Int32Array]) -> None:
     prefixes = {tuple(one[:stop].tolist()) for one in many for stop in range(1, len(one) + 1)}
     assert len(token_tree(many).token_ids) == len(prefixes)

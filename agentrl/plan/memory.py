@@ -94,12 +94,17 @@ def trainer_memory(
         weights=weights,
         gradients=4 * count,
         optimizer=8 * count,
-        copies=0 if whole else (shape.outside + 2 * shape.layer) * size // mesh.tp,
+        copies=0 if whole or is_frozen(trainer) else (shape.outside + 2 * shape.layer) * size // mesh.tp,
         reduced=0 if whole else (size * outside + (size + 4) * layer) // mesh.tp,
         activations=saved * tokens,
         logits=logits * _BYTES_PER_LOGIT,
         beside=beside,
     )
+
+
+def is_frozen(trainer: TrainerConfig) -> bool:
+    """Return whether passes use the base below an adapter in place: that of a single process, which has the type of a pass."""
+    return trainer.lora is not None and trainer.parallel.shape.world == 1
 
 
 def trained_parameters(trainer: TrainerConfig, shape: ModelShape) -> int:

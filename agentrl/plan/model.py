@@ -81,18 +81,17 @@ class ModelShape:
     def saved_bytes(self, dtype: str, *, checkpointing: bool, tp: int = 1) -> int:
         """Return the bytes of activations that autograd keeps for one token, without the weights.
 
-        The factors count the tensors that transformers' Qwen3 layer saves, for bfloat16 with float32 weights under autocast,
-        which are more than with bfloat16 copies of the weights: 26 for 16 bytes, and 4 for 2 of a checkpointed input.
-        A checkpointed layer keeps its float32 input only; one layer at a time is recomputed. Tensor parallelism splits what
-        is within attention and MLP, not the inputs of layers and norms. A token's input is copied for each of its experts.
+        The factors count the tensors that transformers' Qwen3 layer saves, for bfloat16 with copies of the weights. A
+        checkpointed layer keeps its input only; one layer at a time is recomputed. Tensor parallelism splits what is within
+        attention and MLP, not the inputs of layers and norms. A token's input is copied for each of its experts.
         """
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         wide = dtype == "float32"
-        hidden, inner, query, key = (24, 16, 16.5, 16.25) if wide else (26, 8, 10.5, 10.25)
+        hidden, inner, query, key = (24, 16, 16.5, 16.25) if wide else (16, 8, 10.5, 10.25)
         copies = self.experts_per_token * (12 if wide else 6) if self.experts else 0
         within = inner * self.intermediate * self.experts_per_token + query * queries + key * keys
         layer = (hidden + copies) * self.hidden + within / tp
-        return int(self.layers * 4 * self.hidden + layer) if checkpointing else int(self.layers * layer)
+        return int(self.layers * (4 if wide else 2) * self.hidden + layer) if checkpointing else int(self.layers * layer)
 
 
 def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool = False, experts: int = 0) -> ModelShape:

@@ -103,7 +103,7 @@ def trainer_memory(
 
 
 def is_frozen(trainer: TrainerConfig) -> bool:
-    """Return whether passes use the base below an adapter in place: that of a single process, which has the type of a pass."""
+    """Return whether passes use the base below an adapter in place, as a single process does."""
     return trainer.lora is not None and trainer.parallel.shape.world == 1
 
 

@@ -110,7 +110,7 @@ def test_activations_are_what_autograd_saves(tmp_path: Path, dtype: str, checkpo
         shape = shape_in(tmp_path)
         measured.append(saved_bytes(built(config), tokens=512, dtype=dtype, checkpointing=checkpointing))
         estimated.append(shape.saved_bytes(dtype, checkpointing=checkpointing) * 512)
-    assert estimated[1] - estimated[0] == pytest.approx(measured[1] - measured[0], rel=0.001)
+    assert estimated[1] - estimated[0] == pytest.approx(measured[1] - measured[0], rel=0.005)
 
 
 def saved_bytes(model: PreTrainedModel, *, tokens: int, dtype: str, checkpointing: bool) -> int:

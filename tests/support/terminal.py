@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agentrl.data.harbor_task import read_harbor_folder
 from agentrl.sandbox.containers import BubblewrapContainers
-from agentrl.sandbox.containers.workbench import CONTAINER_LIMITS
+from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
 from agentrl.sandbox.types import Limits
 from agentrl_workflows.terminal.verifier import TaskVerdict, TaskVerifier, prepare_bench
 from agentrl_workflows.terminal_tasks.catalog import bundled_problems

@@ -22,7 +22,7 @@ from agentrl.client import Client, Door
 from agentrl.data.harbor_task import HarborTask, read_harbor_folder
 from agentrl.errors import ConfigError, WorkflowError
 from agentrl.sandbox.containers import BubblewrapContainers, Container, LayerFile, open_containers
-from agentrl.sandbox.containers.workbench import CONTAINER_LIMITS
+from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
 from agentrl.sandbox.types import Limits
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow

@@ -177,9 +177,7 @@ async def test_a_snapshot_begins_other_workbenches(containers: BubblewrapContain
             with pytest.raises(ConfigError, match="end it first"):
                 await bench.snapshot()
         snapshot = await bench.snapshot()
-    look = (
-        "ls -A /data /app; cat /app/first /app/deep/second; readlink /app/link; stat -c %a /app/closed /app/deep; ls /gone"
-    )
+    look = "ls -A /data /app; cat /app/first /app/deep/second; readlink /app/link; stat -c %a /app/closed /app/deep"
     for _ in range(2):
         async with containers.workbench() as other:
             await other.restore(snapshot)
@@ -189,7 +187,7 @@ async def test_a_snapshot_begins_other_workbenches(containers: BubblewrapContain
             assert said[:7] == ["/app:", "closed", "deep", "first", "link", "pipe", ""], said
             assert said[7:13] == ["/data:", "new", "12", "/etc/passwd", "0", "500"], said
             assert "No such file" in said[-1]
-        with pytest.raises(ConfigError, match="no snapshot"):
+        with pytest.raises(ConfigError, match="snapshot of a workbench"):
             async with containers.workbench() as other:
                 await other.restore(b"something else")
 

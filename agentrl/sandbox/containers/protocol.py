@@ -11,15 +11,24 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from agentrl.sandbox.containers.container import Container
 from agentrl.sandbox.types import Limits
 
 Variables: TypeAlias = Mapping[str, str] | None
 """Of the environment of programs, by name."""
-LayerFile: TypeAlias = bytes | Path
-"""Contents, or a file of this machine, whose executable bit goes along."""
+
+
+class FileContents(NamedTuple):
+    """A file without a machine."""
+
+    content: bytes
+    can_run: bool
+
+
+LayerFile: TypeAlias = bytes | Path | FileContents
+"""Contents, perhaps of a program; or a file of this machine, whose executable bit goes along."""
 CONTAINER_LIMITS: Final = Limits(
     wall_s=60,
     cpu_s=600,

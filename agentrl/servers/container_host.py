@@ -49,8 +49,6 @@ LEASE_S: Final = 60.0
 """Seconds after a run's last sign of life until what it opened is closed."""
 _MAX_BODY: Final = 2048 * MIB
 _BODY_S: Final = 300.0
-_LEFT_MB: Final = 512
-"""Memory of the machine that no environment is opened into, in MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +64,8 @@ class HostOptions:
     maxima: Limits
     """The most that one environment may ask for."""
     lease_s: float = LEASE_S
+    left_mb: int = 512
+    """Memory of the machine that no environment is opened into, in MiB."""
     kept_mb: int = 512
     """Of snapshots that are kept, so that a run need not send them again."""
 
@@ -107,7 +107,7 @@ class ContainerHost:
     def state(self) -> HostState:
         """Return what there is room for."""
         options = self._options
-        left = min(options.memory_mb - self._promised_mb, free_memory_mb() - _LEFT_MB)
+        left = min(options.memory_mb - self._promised_mb, free_memory_mb() - options.left_mb)
         return HostState(
             name=self._containers.name,
             instance=self._instance,

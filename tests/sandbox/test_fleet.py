@@ -133,12 +133,16 @@ async def test_what_a_host_held_is_gone_with_it_and_with_its_run() -> None:
                 await container.execute(["sh", "-c", "setsid sleep 98761 & setsid sleep 98762 &"])
                 assert processes_with("98761")
             assert processes_with("98761") == []
-            with pytest.raises(EnvironmentFault, match="is gone"):
+
+            async def play() -> None:
                 async with opened.workbench() as bench, bench.run() as container:
                     await container.execute(["sh", "-c", "setsid sleep 98763 &"])
                     process.kill()
                     process.wait()
                     await container.shell("echo")
+
+            with pytest.raises(EnvironmentFault, match="is gone"):
+                await play()
             await anyio.to_thread.run_sync(wait_until_none_has, "98763")
 
 

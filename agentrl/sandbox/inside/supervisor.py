@@ -25,6 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from capture import Capture, Reply, answer_host, reply_at_end, wait_for_end, write_some
+from changes import Changes
 from streams import Streams
 
 SHELL_INTERRUPT_S = 1.0
@@ -148,7 +149,7 @@ class Supervisor:
         self.output: int = options["output"]
         self.cpu_s: int = options["cpu_s"]
         self.residents: dict[str, Resident] = {}
-        self.streams = Streams()
+        self.streams, self.changes = Streams(), Changes()
         folder = Path(__file__).parent
         self.commands = {
             "python": [sys.executable, "-u", "-B", str(folder / "interpreter.py")],
@@ -229,6 +230,20 @@ class Supervisor:
     def do_stop(self, stream: int) -> Reply:
         """End a started command."""
         return self.streams.stop(stream)
+
+    def do_mark(self) -> Reply:
+        """Remember the whole file system as it is now."""
+        self.changes.mark()
+        return {}
+
+    def do_pack(self, budget: int) -> Reply:
+        """Return what changed since, as the archive of a layer."""
+        return {"content": self.changes.pack(budget)}
+
+    def do_unpack(self, content: str) -> Reply:
+        """Apply the archive of a layer to the file system."""
+        self.changes.unpack(content)
+        return {}
 
     def do_write(self, files: dict[str, str]) -> Reply:
         """Write files, with the folders above them."""

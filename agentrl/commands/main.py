@@ -38,6 +38,10 @@ COMMANDS: Final = {
         "serve:serve_command",
         "Serve a checkpoint with the embedded server: SGLang's HTTP protocol, and the OpenAI API under /v1.",
     ),
+    "sandbox-host": Command(
+        "hosts.sandbox_host:sandbox_host_command",
+        "Give containers of this machine to runs on others, which name it under workflow_args.containers.",
+    ),
     "online": Command(
         "online.online_command:online_command",
         "Serve the policy to real clients over HTTP, and train it on their feedback while it serves.",

@@ -303,7 +303,7 @@ async def open_session(
     The box reaches `port` of this machine's loopback, under the same number.
     """
     async with (
-        _supervised(starter, command, _options(limits), limits, "session", port) as supervisor,
+        _supervised(starter, command, supervisor_options(limits), limits, "session", port) as supervisor,
         session_over(supervisor, limits, files) as session,
     ):
         yield session
@@ -312,7 +312,7 @@ async def open_session(
 @asynccontextmanager
 async def open_forks(starter: Starter, command: tuple[str, ...], limits: Limits) -> AsyncGenerator[Session]:
     """Start a warm Python in a box, as `open_session` does, and yield a session that has nothing but `run_python`."""
-    options = _options(limits)
+    options = supervisor_options(limits)
     kept = {**options["limits"], "NPROC": limits.processes + _WARM_PROCESSES, "CPU": limits.cpu_s}
     sizes = {"/work": limits.work_mb, "/tmp": limits.temp_mb, "/dev/shm": limits.shared_mb}
     options |= {"limits": kept, "sizes": {path: size * MIB for path, size in sizes.items()}, "num_files": limits.num_files}
@@ -320,7 +320,8 @@ async def open_forks(starter: Starter, command: tuple[str, ...], limits: Limits)
         yield Session(supervisor, limits)
 
 
-def _options(limits: Limits) -> dict[str, Any]:
+def supervisor_options(limits: Limits) -> dict[str, Any]:
+    """Return what the supervisor of a session is told of its limits."""
     return {"limits": process_limits(limits), "output": limits.output_kb * 1024, "cpu_s": limits.cpu_s}
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
 
@@ -63,6 +63,12 @@ def docker_arguments(docker: Docker, program: Program, limits: Limits, *, name: 
     return [*words, "--entrypoint", "/bin/sh", docker.image, "-c", _COPY, "sh", *program.argv]
 
 
+class DockerWords(Protocol):
+    """Makes the command of a container."""
+
+    def __call__(self, docker: Docker, program: Program, limits: Limits, *, name: str, folder: str) -> list[str]: ...
+
+
 class DockerBox(PipedBox):
     """A running container, through the command that runs it."""
 
@@ -93,10 +99,12 @@ class DockerBox(PipedBox):
 
 
 class DockerStarter:
-    """Starts containers."""
+    """Starts containers, with the words of `arguments` and the further files `own_files` in `/run/agentrl`."""
 
-    def __init__(self, docker: Docker) -> None:
-        self._docker = docker
+    def __init__(
+        self, docker: Docker, arguments: DockerWords = docker_arguments, own_files: Mapping[str, bytes] | None = None
+    ) -> None:
+        self._docker, self._arguments, self._own_files = docker, arguments, dict(own_files or {})
 
     @asynccontextmanager
     async def start(self, program: Program, limits: Limits, *, use: Use = "program") -> AsyncGenerator[DockerBox]:
@@ -104,8 +112,8 @@ class DockerStarter:
         del use
         name = f"agentrl-{secrets.token_hex(8)}"
         with TemporaryDirectory(prefix="agentrl-docker-") as folder:
-            _fill(Path(folder), program)
-            command = docker_arguments(self._docker, program, limits, name=name, folder=folder)
+            _fill(Path(folder), program, self._own_files)
+            command = self._arguments(self._docker, program, limits, name=name, folder=folder)
             try:
                 process = PipedProcess(command, environment=docker_variables())
             except OSError as error:
@@ -119,14 +127,14 @@ class DockerStarter:
                 process.close()
 
 
-def _fill(folder: Path, program: Program) -> None:
+def _fill(folder: Path, program: Program, own_files: Mapping[str, bytes]) -> None:
     """Write what the container reads; the container's user is not this one."""
     folder.chmod(0o755)
     (folder / "input").mkdir()
     write_tree(folder / "input", program.files)
-    write_tree(folder / "agentrl", files_inside("session"))
+    write_tree(folder / "agentrl", {**files_inside("session"), **own_files})
     for path in folder.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+        path.chmod(0o755 if path.is_dir() or path.name in own_files else 0o644)
 
 
 def docker_variables() -> dict[str, str]:
@@ -140,7 +148,7 @@ async def open_docker(docker: Docker, *, limits: Limits | None = None) -> BoxSan
     Raises:
         ConfigError: docker, its daemon or the image is missing, or the program did not run.
     """
-    _check(docker)
+    check_docker(docker)
     starter = DockerStarter(docker)
     try:
         result = await run_in_box(starter, python_program("print(6 * 7)"), Limits(wall_s=60))
@@ -152,7 +160,8 @@ async def open_docker(docker: Docker, *, limits: Limits | None = None) -> BoxSan
     return BoxSandbox("docker", starter, command, is_isolated=True, limits=limits)
 
 
-def _check(docker: Docker) -> None:
+def check_docker(docker: Docker) -> None:
+    """Refuse a machine without the command, its daemon or the image; the ConfigError has the fix."""
     wanted = {
         "start the Docker daemon and let this user reach it": ["version", "--format", "{{.Server.Version}}"],
         f"pull it: `docker pull {docker.image}`": ["image", "inspect", "--format", "{{.Id}}", docker.image],

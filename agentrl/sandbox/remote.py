@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import aiohttp
 import anyio
@@ -108,7 +108,7 @@ class RemoteSandbox:
             limits=chosen.model_dump(),
         )
         status, answer = await self.send("POST", "/run", msgspec.json.encode(body), chosen.wall_s)
-        return _decode(self._checked("/run", status, answer), Result)
+        return decode_answer(self._checked("/run", status, answer), Result)
 
     def session(
         self, *, files: Mapping[str, bytes] | None = None, limits: Limits | None = None, port: int | None = None
@@ -130,7 +130,8 @@ class RemoteSandbox:
         self, files: Mapping[str, bytes] | None, limits: Limits, *, forks: bool = False
     ) -> AsyncGenerator[Session]:
         body = SessionBody(limits=limits.model_dump(), forks=forks)
-        supervisor = RemoteSupervisor(self, _decode(await self._open(msgspec.json.encode(body)), _Opened).session)
+        opened = decode_answer(await self._open(msgspec.json.encode(body)), _Opened)
+        supervisor = RemoteSupervisor(self, f"/sessions/{opened.session}")
         try:
             async with session_over(supervisor, limits, files) as session:
                 yield session
@@ -148,7 +149,7 @@ class RemoteSandbox:
 
     def _checked(self, path: str, status: int, answer: bytes) -> bytes:
         if status != 200:
-            raise EnvironmentFault(f"sandbox: {self._url}{path} answered {status}: {_said(answer)}")
+            raise EnvironmentFault(f"sandbox: {self._url}{path} answered {status}: {said_in(answer)}")
         return answer
 
     async def send(self, method: str, path: str, body: bytes, patience_s: float) -> tuple[int, bytes]:
@@ -161,12 +162,20 @@ class RemoteSandbox:
             raise EnvironmentFault(f"sandbox: {self._url}{path}: {type(error).__name__}: {error}") from error
 
 
-class RemoteSupervisor:
-    """The way to a supervisor behind a server."""
+class RemoteServer(Protocol):
+    """A server, as its supervisors are reached."""
 
-    def __init__(self, sandbox: RemoteSandbox, session: str) -> None:
+    async def send(self, method: str, path: str, body: bytes, patience_s: float) -> tuple[int, bytes]:
+        """Send one request and return status and body; no answer within `patience_s` and the time of the way is a fault."""
+        ...
+
+
+class RemoteSupervisor:
+    """The way to a supervisor behind a server, where it has a path of its own."""
+
+    def __init__(self, server: RemoteServer, path: str) -> None:
         self.ending = Ending.KILLED
-        self._sandbox, self._path = sandbox, f"/sessions/{session}"
+        self._server, self._path = server, path
         self._is_open = True
 
     async def ask(self, request: bytes, timeout_s: float) -> bytes | None:
@@ -175,22 +184,22 @@ class RemoteSupervisor:
             return None
         body = msgspec.json.encode(CallBody(request=msgspec.Raw(request), timeout_s=timeout_s))
         try:
-            status, answer = await self._sandbox.send("POST", self._path, body, timeout_s + REPLY_GRACE_S)
+            status, answer = await self._server.send("POST", self._path, body, timeout_s + REPLY_GRACE_S)
         except BaseException:
             await self.close()
             raise
         if status == 410:
-            self.ending, self._is_open = _decode(answer, _Gone).ended, False
+            self.ending, self._is_open = decode_answer(answer, _Gone).ended, False
             return None
         if status != 200:
-            raise EnvironmentFault(f"sandbox: {self._path} answered {status}: {_said(answer)}")
+            raise EnvironmentFault(f"sandbox: {self._path} answered {status}: {said_in(answer)}")
         return answer
 
     async def close(self) -> None:
         """End the session at the server; a server that cannot be reached ends it when it is idle."""
         self._is_open = False
         with anyio.move_on_after(_DELETE_S, shield=True), suppress(EnvironmentFault):
-            await self._sandbox.send("DELETE", self._path, b"", 0)
+            await self._server.send("DELETE", self._path, b"", 0)
 
 
 @asynccontextmanager
@@ -217,8 +226,8 @@ async def open_remote(
         except EnvironmentFault as error:
             raise ConfigError(f"{error}; start one with `python -m agentrl.servers.sandbox`") from error
         if status != 200:
-            raise ConfigError(f"sandbox: {url} answered {status}: {_said(answer)}; check the address and the key")
-        health, limits = _decode(answer, HealthBody), limits or Limits()
+            raise ConfigError(f"sandbox: {url} answered {status}: {said_in(answer)}; check the address and the key")
+        health, limits = decode_answer(answer, HealthBody), limits or Limits()
         if health.maxima and (over := exceeded(limits, Limits.model_validate(health.maxima))) is not None:
             raise ConfigError(f"sandbox: {url}: {over}")
         yield RemoteSandbox(http, url.rstrip("/"), health, limits)
@@ -239,13 +248,15 @@ def exceeded(limits: Limits, maxima: Limits) -> str | None:
     return None
 
 
-def _said(answer: bytes) -> str:
+def said_in(answer: bytes) -> str:
+    """Return the reason in a server's refusal."""
     with suppress(msgspec.DecodeError):
         return msgspec.json.decode(answer, type=_Gone).error
     return answer[:200].decode(errors="replace")
 
 
-def _decode(answer: bytes, kind: type[Body]) -> Body:
+def decode_answer(answer: bytes, kind: type[Body]) -> Body:
+    """Return the body of an answer; one that is not of this kind is an EnvironmentFault."""
     try:
         return msgspec.json.decode(answer, type=kind)
     except msgspec.DecodeError as error:

@@ -106,6 +106,8 @@ class Reply(msgspec.Struct):
     digests: dict[str, str] = {}
     contents: dict[str, bytes] = {}
     left_out: dict[str, str] = {}
+    stream: int = 0
+    cut: int = 0
 
 
 class SessionSupervisor(Protocol):
@@ -219,6 +221,19 @@ class Session:
         request = {"do": "fork", "argv": program.argv[1:], "files": dict(program.files), **_input_of(program)}
         return await self._run(request, timeout_s)
 
+    async def do(self, request: Mapping[str, object], patience_s: float) -> Reply | None:
+        """Send a request of another module and return its reply; None: the sandbox has ended.
+
+        Raises:
+            OSError: the sandbox's own.
+        """
+        async with self._turn:
+            reply = await self._ask(request, patience_s)
+        if reply is not None and reply.error is not None:
+            number, said, path = reply.error
+            raise OSError(number, said or os.strerror(number), path)
+        return reply
+
     async def _run(self, request: Mapping[str, object], timeout_s: float | None) -> Result:
         patience = self.limits.wall_s if timeout_s is None else timeout_s
         async with self._turn:
@@ -241,15 +256,11 @@ class Session:
         )
 
     async def _do(self, request: Mapping[str, object]) -> Reply:
-        async with self._turn:
-            reply = await self._ask(request, self.limits.wall_s)
+        reply = await self.do(request, self.limits.wall_s)
         if reply is None:
             raise EnvironmentFault(
                 f"sandbox: cannot {request['do']}, the session's sandbox has ended ({self.supervisor.ending})"
             )
-        if reply.error is not None:
-            number, said, path = reply.error
-            raise OSError(number, said or os.strerror(number), path)
         return reply
 
     async def _ask(self, request: Mapping[str, object], patience: float) -> Reply | None:

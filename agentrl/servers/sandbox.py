@@ -9,31 +9,29 @@ after its last call.
 from __future__ import annotations
 
 import argparse
-import math
 import os
-import secrets
 import signal
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from typing import Final
 
 import anyio
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Handler
-from anyio.abc import TaskGroup, TaskStatus
+from anyio.abc import TaskGroup
 from pydantic import ValidationError
 
 from agentrl.concurrency import task_group
-from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault, RequestRejected
+from agentrl.errors import AgentRLError, ConfigError
 from agentrl.sandbox.base import Sandbox
 from agentrl.sandbox.config import SandboxConfig, open_sandbox
 from agentrl.sandbox.remote import CallBody, HealthBody, ProgramBody, SessionBody, exceeded
 from agentrl.sandbox.session import REPLY_GRACE_S, Session
 from agentrl.sandbox.types import Limits, Program
-from agentrl.servers.http.errors import decode_body
-from agentrl.servers.listening import BODY_S, HEADERS_S, Connections, Refusal, check_address, guard, listening
+from agentrl.servers.answers import encoded, read_body, refusal, refused_as_json, turned_away_as_json
+from agentrl.servers.holding import Holding
+from agentrl.servers.listening import BODY_S, HEADERS_S, Connections, check_address, guard, listening
 
 _MAX_BODY: Final = 256 * 2**20
 MAX_SESSIONS: Final = 64
@@ -55,16 +53,6 @@ _MAX_WORD: Final = 128 * 1024
 """Bytes of one argument or variable, with its end; the kernel starts no program with a longer one."""
 _MAX_WORDS: Final = 1024 * 1024
 """Bytes of all of them, with a pointer for each: half of what the kernel takes, for the sandbox adds words of its own."""
-Body = TypeVar("Body")
-
-
-class _Served:
-    """An open session; the deadline of its scope is when it has been idle for too long."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.scope = anyio.CancelScope()
-        self.num_calls = 0
 
 
 class SandboxService:
@@ -83,18 +71,15 @@ class SandboxService:
 
         At most `max_sessions` live in `tasks`; each ends `idle_s` seconds after its last call.
         """
-        self._sandbox, self._tasks, self._idle_s = sandbox, tasks, idle_s
-        self._maxima, self._max_sessions = maxima, max_sessions
-        self._sessions: dict[str, _Served] = {}
-        self._taken: set[str] = set()
-        """Names of sessions that are open or being opened."""
+        self._sandbox, self._maxima, self._max_sessions = sandbox, maxima, max_sessions
+        self._sessions = Holding[Session](tasks, idle_s=idle_s)
 
     def application(
         self, api_key: str | None = None, connections: Connections | None = None, *, body_s: float = BODY_S
     ) -> web.Application:
         """Return the routes, behind the guard of `agentrl.servers.listening`."""
-        check = guard(api_key, connections or Connections(), _turned_away_as_json, body_s=body_s)
-        app = web.Application(middlewares=[_refused_as_json, check], client_max_size=_MAX_BODY)
+        check = guard(api_key, connections or Connections(), turned_away_as_json, body_s=body_s)
+        app = web.Application(middlewares=[refused_as_json, check], client_max_size=_MAX_BODY)
         app.router.add_get("/health", self._health)
         app.router.add_post("/run", self._run)
         app.router.add_post("/sessions", self._open)
@@ -104,77 +89,39 @@ class SandboxService:
 
     async def _health(self, request: web.Request) -> web.Response:
         del request
-        return _encoded(HealthBody(self._sandbox.name, self._sandbox.is_isolated, self._maxima.model_dump()))
+        return encoded(HealthBody(self._sandbox.name, self._sandbox.is_isolated, self._maxima.model_dump()))
 
     async def _run(self, request: web.Request) -> web.Response:
-        body = await _read(request, ProgramBody)
+        body = await read_body(request, ProgramBody)
         program = Program(argv=body.argv, files=body.files, stdin=body.stdin, environment=body.environment)
         _check_words(program)
-        return _encoded(await self._sandbox.run(program, self._limits_of(body.limits)))
+        return encoded(await self._sandbox.run(program, self._limits_of(body.limits)))
 
     async def _open(self, request: web.Request) -> web.Response:
-        if len(self._taken) >= self._max_sessions:
+        if len(self._sessions) >= self._max_sessions:
             reason = f"{self._max_sessions} sessions are open, the most of this server (--max-sessions); try again later"
-            return _refusal(429, reason)
-        name = secrets.token_urlsafe(16)
-        body = await _read(request, SessionBody)
-        self._taken.add(name)
-        try:
-            failure = await self._tasks.start(self._hold, name, body)
-        except BaseException:
-            self._taken.discard(name)  # the task may never have begun
-            raise
-        if failure is not None:
-            raise failure
-        return _encoded({"session": name})
-
-    async def _hold(self, name: str, body: SessionBody, *, task_status: TaskStatus[Exception | None]) -> None:
-        """Keep a session open until it is deleted or idle."""
-        is_open = False
-        try:
-            limits = self._limits_of(body.limits)
-            sandbox = self._sandbox
-            opened = sandbox.forks(limits=limits) if body.forks else sandbox.session(files=body.files, limits=limits)
-            async with opened as session:
-                served = self._sessions[name] = _Served(session)
-                task_status.started(None)
-                is_open = True
-                served.scope.deadline = anyio.current_time() + self._idle_s
-                with served.scope:
-                    await anyio.sleep_forever()
-                del self._sessions[name]  # before its sandbox is ended, so that no call finds half of it
-        except Exception as error:  # noqa: BLE001 - one session's failure must not end the others
-            if not is_open:
-                task_status.started(error)
-        finally:
-            self._sessions.pop(name, None)  # of one that was cancelled
-            self._taken.discard(name)
+            return refusal(429, reason)
+        body = await read_body(request, SessionBody)
+        limits, sandbox = self._limits_of(body.limits), self._sandbox
+        opened = sandbox.forks(limits=limits) if body.forks else sandbox.session(files=body.files, limits=limits)
+        return encoded({"session": await self._sessions.open(opened)})
 
     async def _call(self, request: web.Request) -> web.Response:
-        body = await _read(request, CallBody)
+        body = await read_body(request, CallBody)
         longest = self._maxima.wall_s + REPLY_GRACE_S
         if not 0 <= body.timeout_s <= longest:
             raise ConfigError(f"timeout_s: expected 0 to {longest:g}, the most of this server, got {body.timeout_s:g}")
-        served = self._sessions.get(request.match_info["id"])
-        if served is None:
-            return _refusal(404, "there is no such session; it may have been idle for too long")
-        served.num_calls += 1
-        served.scope.deadline = math.inf
-        try:
-            answer = await served.session.supervisor.ask(bytes(body.request), body.timeout_s)
-        finally:
-            served.num_calls -= 1
-            if not served.num_calls:
-                served.scope.deadline = anyio.current_time() + self._idle_s
-        if answer is None:
-            return web.json_response({"ended": served.session.supervisor.ending}, status=410)
+        with self._sessions.use(request.match_info["id"]) as session:
+            if session is None:
+                return refusal(404, "there is no such session; it may have been idle for too long")
+            answer = await session.supervisor.ask(bytes(body.request), body.timeout_s)
+            if answer is None:
+                return web.json_response({"ended": session.supervisor.ending}, status=410)
         return web.Response(body=answer, content_type="application/json")
 
     async def _close(self, request: web.Request) -> web.Response:
-        served = self._sessions.get(request.match_info["id"])
-        if served is not None:
-            served.scope.cancel()
-        return _encoded({})
+        self._sessions.cancel(request.match_info["id"])
+        return encoded({})
 
     def _limits_of(self, given: Mapping[str, float | int | None] | None) -> Limits:
         """Return the limits that a caller asks for; for None those of the sandbox, each no more than the server's maximum.
@@ -232,27 +179,6 @@ async def serving_sandbox(
                 tasks.cancel_scope.cancel()
 
 
-@web.middleware
-async def _refused_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except (ConfigError, ValidationError, RequestRejected, ValueError) as error:
-        return _refusal(400, str(error))
-    except EnvironmentFault as error:
-        return _refusal(503, str(error))
-    except web.HTTPException as error:
-        return _refusal(error.status, error.reason)
-
-
-def _turned_away_as_json(request: web.Request, refused: Refusal) -> web.Response:
-    del request
-    return _refusal(refused.status, refused.reason)
-
-
-async def _read(request: web.Request, kind: type[Body]) -> Body:
-    return decode_body(await request.read(), kind)
-
-
 def _check_words(program: Program) -> None:
     """Refuse a command that the kernel starts no program with.
 
@@ -270,14 +196,6 @@ def _check_words(program: Program) -> None:
 
 def _smaller(value: float | int | None, most: float | int | None) -> float | int | None:
     return value if value is None or most is None else min(value, most)
-
-
-def _encoded(body: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
-
-
-def _refusal(status: int, text: str) -> web.Response:
-    return web.json_response({"error": text}, status=status)
 
 
 async def _serve(options: argparse.Namespace, api_key: str | None, maxima: Limits) -> None:

@@ -12,7 +12,7 @@ from anyio.abc import TaskStatus
 from agentrl.errors import ConfigError
 from agentrl.sandbox import Ending
 from agentrl.sandbox.containers import BubblewrapContainers, open_containers
-from agentrl.sandbox.containers.workbench import CONTAINER_LIMITS
+from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
 
 pytestmark = [pytest.mark.processes, pytest.mark.anyio]
 
@@ -132,3 +132,81 @@ async def test_an_image_that_is_not_there_is_named(tmp_path: Path, containers: B
     with pytest.raises(ConfigError, match="unpacked image"):
         async with open_containers(images={"a": str(tmp_path)}):
             pass
+
+
+async def test_output_arrives_while_a_program_runs(containers: BubblewrapContainers) -> None:
+    async with containers.workbench() as bench, bench.run(directory="/app") as container:
+        script = "pwd; until [ -e go ]; do :; done; echo last >&2; exit 3"
+        pieces: list[bytes] = []
+        async with container.stream(["sh", "-c", script], timeout_s=60) as stream:
+            async for piece in stream:
+                pieces.append(piece)
+                await container.upload({"/app/go": b""})  # it waits for this, which its first output brings
+        assert b"".join(pieces) == b"/app\nlast\n"
+        assert (stream.result.ended, stream.result.exit_status, stream.cut_bytes) == (Ending.EXITED, 3, 0)
+
+
+async def test_a_streamed_program_has_a_deadline_and_a_budget(containers: BubblewrapContainers) -> None:
+    async with containers.workbench() as bench, bench.run() as container:
+        async with container.stream(["sh", "-c", "yes | head -c 300000"], max_bytes=1000) as stream:
+            kept = b"".join([piece async for piece in stream])
+        assert (len(kept), stream.cut_bytes, stream.result.is_success) == (1000, 299_000, True)
+        async with container.stream(["sleep", "1000"], timeout_s=0.3) as stream:
+            assert [piece async for piece in stream] == []
+        assert stream.result.ended is Ending.TIMEOUT
+        async with container.stream(["sh", "-c", "echo $$; exec sleep 1000"]) as stream:
+            pid = int(await anext(aiter(stream)))
+        assert (await container.shell(f"kill -0 {pid}")).exit_status == 1  # the block has ended it
+        async with container.stream(["/nowhere"]) as stream:
+            assert b"not found" in b"".join([piece async for piece in stream])
+        assert stream.result.exit_status == 127
+        async with container.stream(["sh", "-c", "kill -9 $$"]) as stream:
+            assert [piece async for piece in stream] == []
+        assert (stream.result.ended, stream.result.signal) == (Ending.KILLED, 9)
+
+
+async def test_a_snapshot_begins_other_workbenches(containers: BubblewrapContainers) -> None:
+    async with containers.workbench() as bench:
+        await bench.add({"/app/first": b"1", "/data/old": b"x", "/gone": b"y"})
+        async with bench.run() as container:
+            await container.shell(
+                "rm /gone; rm -r /data; mkdir /data; echo new > /data/new; ln -s /etc/passwd /app/link; mkfifo /app/pipe; "
+                "echo secret > /app/closed; chmod 000 /app/closed; mkdir /app/deep; echo 2 > /app/deep/second; "
+                "chmod 500 /app/deep; chmod 755 /app/first"
+            )
+            with pytest.raises(ConfigError, match="end it first"):
+                await bench.snapshot()
+        snapshot = await bench.snapshot()
+    look = "ls -A /data /app; cat /app/first /app/deep/second; readlink /app/link; stat -c %a /app/closed /app/deep"
+    for _ in range(2):
+        async with containers.workbench() as other:
+            await other.restore(snapshot)
+            async with other.run() as container:
+                said = (await container.shell(f"{look}; ls /gone")).stdout.decode().splitlines()
+                await container.shell("echo changed > /app/first")
+            assert said[:7] == ["/app:", "closed", "deep", "first", "link", "pipe", ""], said
+            assert said[7:13] == ["/data:", "new", "12", "/etc/passwd", "0", "500"], said
+            assert "No such file" in said[-1]
+        with pytest.raises(ConfigError, match="snapshot of a workbench"):
+            async with containers.workbench() as other:
+                await other.restore(b"something else")
+
+
+async def test_few_start_at_a_time_and_many_run() -> None:
+    async with open_containers(max_starting=1, max_open=12) as containers:
+        running = 0
+        all_run = anyio.Event()
+
+        async def play() -> None:
+            nonlocal running
+            async with containers.workbench() as bench, bench.run() as container:
+                running += 1
+                if running == 12:
+                    all_run.set()
+                await all_run.wait()
+                assert (await container.shell("echo here")).stdout == b"here\n"
+
+        with anyio.fail_after(120):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(12):
+                    tasks.start_soon(play)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.data.harbor_task import read_harbor_folder
-from agentrl.sandbox.containers import BubblewrapContainers
-from agentrl.sandbox.containers.workbench import CONTAINER_LIMITS
+from agentrl.sandbox.containers import Containers
+from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
 from agentrl.sandbox.types import Limits
 from agentrl_workflows.terminal.verifier import TaskVerdict, TaskVerifier, prepare_bench
 from agentrl_workflows.terminal_tasks.catalog import bundled_problems
@@ -15,7 +15,7 @@ SCRIPT_LIMITS = CONTAINER_LIMITS.model_copy(update={"wall_s": 300.0})
 
 
 async def play_script(
-    containers: BubblewrapContainers, folder: Path, script: str, limits: Limits = SCRIPT_LIMITS, patience_s: float = 300
+    containers: Containers, folder: Path, script: str, limits: Limits = SCRIPT_LIMITS, patience_s: float = 300
 ) -> TaskVerdict:
     """Return what the tests say after `script` has run in the container of the task in `folder`."""
     harbor = read_harbor_folder(folder)

@@ -10,7 +10,8 @@ Example:
 
 from __future__ import annotations
 
-from agentrl.sandbox.containers.protocol import Container, Containers, LayerFile, Workbench
+from agentrl.sandbox.containers.container import Container
+from agentrl.sandbox.containers.protocol import Containers, LayerFile, Workbench
 from agentrl.sandbox.containers.workbench import BubblewrapContainers, open_containers
 
 __all__ = ["BubblewrapContainers", "Container", "Containers", "LayerFile", "Workbench", "open_containers"]

@@ -13,26 +13,21 @@ import stat
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple
+from typing import Final
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox.containers.protocol import LayerFile
+from agentrl.sandbox.containers.protocol import FileContents, LayerFile
 
 _RUNNABLE: Final = 0o111
 
 
-class _Contents(NamedTuple):
-    content: bytes
-    can_run: bool
-
-
-def read_layer_files(files: Mapping[str, LayerFile]) -> dict[str, _Contents]:
+def read_layer_files(files: Mapping[str, LayerFile]) -> dict[str, FileContents]:
     """Return the contents of files that a layer gets, read as this process's own user."""
-    found: dict[str, _Contents] = {}
+    found: dict[str, FileContents] = {}
     for name, data in files.items():
-        is_file = isinstance(data, Path)
-        content = data.read_bytes() if is_file else data
-        found[name] = _Contents(content, is_file and bool(data.stat().st_mode & _RUNNABLE))
+        if isinstance(data, Path):
+            data = FileContents(data.read_bytes(), bool(data.stat().st_mode & _RUNNABLE))
+        found[name] = FileContents(data, can_run=False) if isinstance(data, bytes) else data
     return found
 
 
@@ -54,7 +49,7 @@ def files_as(owner: int | None) -> Generator[None]:
         library.setfsgid(own_group)
 
 
-def write_layer(layer: Path, files: Mapping[str, _Contents]) -> None:
+def write_layer(layer: Path, files: Mapping[str, FileContents]) -> None:
     """Write a new layer; a path that is not absolute is a ConfigError."""
     _ensure_folder(layer)
     for name, data in files.items():

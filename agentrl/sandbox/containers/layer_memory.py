@@ -21,7 +21,7 @@ from agentrl.sandbox.bubblewrap.host import Host
 from agentrl.sandbox.kernel_limits import SYSTEM_PATH
 from agentrl.sandbox.pipes import PipedProcess
 
-_HOLD: Final = '"$1" -t tmpfs -o mode=755,size=256m layers "$2" && echo ready >&2 && exec cat'
+_HOLD: Final = '"$1" -t tmpfs -o mode=755,size=1024m layers "$2" && echo ready >&2 && exec cat'
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,37 +7,52 @@ what a second run checks can no longer be touched by the first.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from agentrl.sandbox.types import Limits, Result
+from agentrl.sandbox.containers.container import Container
+from agentrl.sandbox.types import Limits
 
 Variables: TypeAlias = Mapping[str, str] | None
 """Of the environment of programs, by name."""
-LayerFile: TypeAlias = bytes | Path
-"""Contents, or a file of this machine, whose executable bit goes along."""
 
 
-class Container(Protocol):
-    """A running container."""
+class FileContents(NamedTuple):
+    """A file without a machine."""
 
-    async def shell(self, command: str, *, timeout_s: float | None = None) -> Result:
-        """Run lines of bash, with the directory, variables and functions of the lines before; both outputs are `stdout`."""
-        ...
+    content: bytes
+    can_run: bool
 
-    async def execute(self, argv: Sequence[str], *, environment: Variables = None, timeout_s: float | None = None) -> Result:
-        """Run a command beside the shell to its end; what it leaves in its process group ends with it."""
-        ...
 
-    async def upload(self, files: Mapping[str, bytes]) -> None:
-        """Write files by their absolute paths, with the folders above them; a full disk is an OSError."""
-        ...
-
-    async def download(self, path: str, *, max_bytes: int) -> bytes:
-        """Return a regular file; one that is missing, larger, or reached through a link is an OSError."""
-        ...
+LayerFile: TypeAlias = bytes | Path | FileContents
+"""Contents, perhaps of a program; or a file of this machine, whose executable bit goes along."""
+CONTAINER_LIMITS: Final = Limits(
+    wall_s=60,
+    cpu_s=600,
+    memory_mb=1024,
+    address_space_mb=65_536,
+    processes=256,
+    open_files=1024,
+    work_mb=256,
+    num_files=32_768,
+    output_kb=1024,
+)
+"""Of containers that bring none; `work_mb` bounds what a run writes."""
+CONTAINER_VARIABLES: Final[Mapping[str, str]] = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "TAR_OPTIONS": "--no-same-owner",
+}
+"""The environment of programs, before the variables of a task."""
+START_S: Final = 600.0
+"""Seconds that an environment may wait for its turn to start, while as many start as may at a time."""
+MAX_STARTING: Final = 2 * (os.cpu_count() or 1) + 2
+"""Environments that start at a time, unless a run says otherwise; running ones do not count."""
 
 
 class Workbench(Protocol):
@@ -82,6 +97,23 @@ class Workbench(Protocol):
 
         Raises:
             OSError: the layer has no such file, it is larger, or a link stands in its way.
+        """
+        ...
+
+    async def snapshot(self) -> bytes:
+        """Return all layers above the image, between runs, for `restore` on a workbench of the same image anywhere.
+
+        Raises:
+            EnvironmentFault: they cannot be read.
+        """
+        ...
+
+    async def restore(self, snapshot: bytes) -> None:
+        """Put the layers of a snapshot over those that are there, between runs.
+
+        Raises:
+            ConfigError: it is no snapshot.
+            EnvironmentFault: they cannot be written.
         """
         ...
 

@@ -19,7 +19,7 @@ from agentrl.sandbox.types import Limits
 HOST_FOLDER: Final = f"{SUPERVISOR_FOLDER}/host"
 """Where an image of its own shows this machine's `/usr`, for the Python of the supervisor."""
 WRAPPER: Final = f"{SUPERVISOR_FOLDER}/python"
-_WRAPPER_TEXT: Final = f"""#!/bin/sh
+WRAPPER_TEXT: Final = f"""#!/bin/sh
 u={HOST_FOLDER}/usr
 for l in x86_64-linux-gnu/ld-linux-x86-64.so.2 aarch64-linux-gnu/ld-linux-aarch64.so.1 ld-linux-aarch64.so.1; do
   [ -e "$u/lib/$l" ] && exec "$u/lib/$l" --library-path "$u/lib/x86_64-linux-gnu:$u/lib/aarch64-linux-gnu:$u/lib64:$u/lib" \\
@@ -77,7 +77,7 @@ class LayerStarter(BubblewrapStarter):
         """Start over the layers `lower`, the topmost first, with a new one mounted at the directory `place`."""
         super().__init__(host, seccomp, uids, groups)
         self._machine, self._tools, self._memory, self._root = host, tools, memory, root
-        self.own_files = {} if root.shows_usr else {WRAPPER: _WRAPPER_TEXT.encode()}
+        self.own_files = {} if root.shows_usr else {WRAPPER: WRAPPER_TEXT.encode()}
         self._lower, self._place, self._size, self._environment = tuple(lower), place, limits, dict(environment)
 
     def words(self, parts: BoxParts) -> list[str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -21,59 +20,20 @@ from agentrl.sandbox.bubblewrap.host import Host, find_host
 from agentrl.sandbox.bubblewrap.seccomp import native_architecture, seccomp_filter
 from agentrl.sandbox.bubblewrap.start import SUPERVISOR_FOLDER
 from agentrl.sandbox.bubblewrap.usage import ControlGroups, find_control_groups
+from agentrl.sandbox.containers.container import Container
+from agentrl.sandbox.containers.layer_archive import read_layers, snapshot_layers, write_layers
 from agentrl.sandbox.containers.layer_files import files_as, keep_parts, read_from_layer, read_layer_files, write_layer
 from agentrl.sandbox.containers.layer_memory import LayerMemory, LayerTools, find_layer_tools, hold_memory
-from agentrl.sandbox.containers.protocol import LayerFile, Variables
+from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS, CONTAINER_VARIABLES, MAX_STARTING, LayerFile, Variables
 from agentrl.sandbox.containers.roots import CONTAINER_UID, RootFolder, folder_root, make_default_root
 from agentrl.sandbox.containers.starter import WRAPPER, LayerStarter, OneUserId
-from agentrl.sandbox.session import Session
-from agentrl.sandbox.types import Limits, Program, Result
+from agentrl.sandbox.containers.starting import turn_to_start
+from agentrl.sandbox.types import Limits
 from agentrl.sandbox.usage_record import note_use
 
-CONTAINER_LIMITS: Final = Limits(
-    wall_s=60,
-    cpu_s=600,
-    memory_mb=1024,
-    address_space_mb=65_536,
-    processes=256,
-    open_files=1024,
-    work_mb=256,
-    num_files=32_768,
-    output_kb=1024,
-)
-"""Of containers that bring none; `work_mb` bounds what a run writes."""
-_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+Done = TypeVar("Done")
 ANY_IMAGE: Final = "*"
 """The name among images that stands for those without an entry."""
-
-
-class BubblewrapContainer:
-    """A running container: a session of the sandbox over the layers of a workbench."""
-
-    def __init__(self, session: Session, directory: str) -> None:
-        self._session, self._directory = session, directory
-        self._is_new = True
-
-    async def shell(self, command: str, *, timeout_s: float | None = None) -> Result:
-        """Run lines of bash as `Container.shell` describes."""
-        if self._is_new:
-            await self._session.shell(f"exec 2>&1; cd {shlex.quote(self._directory)}")
-        result = await self._session.shell(command, timeout_s=timeout_s)
-        self._is_new = result.state_lost
-        return result
-
-    async def execute(self, argv: Sequence[str], *, environment: Variables = None, timeout_s: float | None = None) -> Result:
-        """Run a command as `Container.execute` describes."""
-        words = ("/bin/sh", "-c", 'cd "$0" && exec "$@"', self._directory, *argv)
-        return await self._session.run(Program(argv=words, environment=environment or {}), timeout_s=timeout_s)
-
-    async def upload(self, files: Mapping[str, bytes]) -> None:
-        """Write files as `Container.upload` describes."""
-        await self._session.write({path.removeprefix("/"): data for path, data in files.items()})
-
-    async def download(self, path: str, *, max_bytes: int) -> bytes:
-        """Return a file as `Container.download` describes."""
-        return await self._session.read(path.removeprefix("/"), max_bytes=max_bytes)
 
 
 class BubblewrapWorkbench:
@@ -96,7 +56,7 @@ class BubblewrapWorkbench:
     @asynccontextmanager
     async def run(
         self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: int | None = None
-    ) -> AsyncGenerator[BubblewrapContainer]:
+    ) -> AsyncGenerator[Container]:
         """Start a container as `Workbench.run` describes."""
         if self._runs:
             raise ConfigError("containers: a workbench has one container at a time; end the other one first")
@@ -104,7 +64,6 @@ class BubblewrapWorkbench:
         note_use("bubblewrap", is_isolated=True)
         await self._in_thread((self._memory.outside / name).mkdir)
         lower = [*(f"{self._memory.inside}/{layer}" for layer in reversed(self._layers)), str(self._root.path)]
-        variables = {"PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": "dumb", "TAR_OPTIONS": "--no-same-owner"}
         parts = self._parts
         starter = LayerStarter(
             parts.host,
@@ -117,12 +76,15 @@ class BubblewrapWorkbench:
             lower=lower,
             place=f"{self._memory.inside}/{name}",
             limits=limits,
-            environment={**variables, **(environment or {})},
+            environment={**CONTAINER_VARIABLES, **(environment or {})},
         )
         self._runs = True
         try:
-            async with open_session(starter, parts.supervisor(self._root), limits, None, port) as session:
-                yield BubblewrapContainer(session, directory)
+            async with AsyncExitStack() as stack:
+                async with parts.turn_to_start():
+                    opened = open_session(starter, parts.supervisor(self._root), limits, None, port)
+                    session = await stack.enter_async_context(opened)
+                yield Container(session, directory)
         finally:
             self._runs = False
         self._layers.append(f"{name}/upper")
@@ -143,17 +105,34 @@ class BubblewrapWorkbench:
         """Return a file of the newest layer as `Workbench.read` describes."""
         return read_from_layer(self._memory.outside / self._layers[-1], path, max_bytes)
 
-    async def _in_thread(self, work: Callable[[], None]) -> None:
+    async def snapshot(self) -> bytes:
+        """Return the layers as `Workbench.snapshot` describes."""
+        self._check_rests()
+        places = [self._memory.outside / layer for layer in self._layers]
+        return await self._in_thread(partial(read_layers, places))
+
+    async def restore(self, snapshot: bytes) -> None:
+        """Put layers over those that are there, as `Workbench.restore` describes."""
+        self._check_rests()
+        names = [self._new_name() for _ in snapshot_layers(snapshot)]
+        await self._in_thread(partial(write_layers, snapshot, [self._memory.outside / name for name in names]))
+        self._layers += names
+
+    def _check_rests(self) -> None:
+        if self._runs:
+            raise ConfigError("containers: the layers of a running container are not whole; end it first")
+
+    async def _in_thread(self, work: Callable[[], Done]) -> Done:
         """Do something to the layers as the user that owns them."""
 
-        def done() -> None:
+        def done() -> Done:
             with files_as(self._parts.owner):
-                work()
+                return work()
 
         try:
-            await anyio.to_thread.run_sync(done)
+            return await anyio.to_thread.run_sync(done)
         except OSError as error:
-            raise EnvironmentFault(f"containers: cannot write a layer: {error}") from error
+            raise EnvironmentFault(f"containers: cannot read or write a layer: {error}") from error
 
     def _new_name(self) -> str:
         self._count += 1
@@ -163,10 +142,17 @@ class BubblewrapWorkbench:
 class _Parts:
     """The parts that all workbenches of a process share."""
 
-    def __init__(self, host: Host, tools: LayerTools, groups: ControlGroups | None) -> None:
+    def __init__(self, host: Host, tools: LayerTools, groups: ControlGroups | None, max_starting: int) -> None:
         self.host, self.tools, self.groups = host, tools, groups
+        self._starting = anyio.Semaphore(max_starting)
         self.seccomp = seccomp_filter(native_architecture())
         self.uids = OneUserId()
+
+    @asynccontextmanager
+    async def turn_to_start(self) -> AsyncGenerator[None]:
+        """Wait until fewer environments start than may at a time; `START_S` later it is an EnvironmentFault."""
+        async with turn_to_start(self._starting):
+            yield
 
     @property
     def owner(self) -> int | None:
@@ -186,8 +172,8 @@ class BubblewrapContainers:
         parts: programs of this machine.
         folder: a directory of this process, where layers are mounted and roots lie.
         images: folders of unpacked images, by the names that tasks have for them.
+        default: the root of what names no image.
         limits: of workbenches that bring none.
-        max_starting: workbenches that open, and containers that start, at a time.
         max_open: workbenches at a time.
     """
 
@@ -227,14 +213,19 @@ class BubblewrapContainers:
             with outside_work():
                 await stack.enter_async_context(self._open)
             parts = self._parts
-            held = hold_memory(parts.host, parts.tools, CONTAINER_UID, self.folder)
-            memory = await stack.enter_async_context(held)
+            async with parts.turn_to_start():
+                held = hold_memory(parts.host, parts.tools, CONTAINER_UID, self.folder)
+                memory = await stack.enter_async_context(held)
             yield BubblewrapWorkbench(parts, root, memory, limits or self._limits)
 
 
 @asynccontextmanager
 async def open_containers(
-    *, images: Mapping[str, str | None] | None = None, limits: Limits | None = None, max_open: int = 64
+    *,
+    images: Mapping[str, str | None] | None = None,
+    limits: Limits | None = None,
+    max_open: int = 64,
+    max_starting: int = MAX_STARTING,
 ) -> AsyncGenerator[BubblewrapContainers]:
     """Open containers by bubblewrap, after one has proved that layers work on this machine.
 
@@ -243,12 +234,13 @@ async def open_containers(
             None as a folder for the programs of this machine.
         limits: of containers that bring none; None: `CONTAINER_LIMITS`.
         max_open: workbenches at a time; others wait in order.
+        max_starting: workbenches that open, and containers that start, at a time; running ones do not count.
 
     Raises:
         ConfigError: a program is missing, a folder is no image, or the kernel refuses.
     """
     host = find_host()
-    parts = _Parts(host, find_layer_tools(), find_control_groups())
+    parts = _Parts(host, find_layer_tools(), find_control_groups(), max_starting)
     with TemporaryDirectory(prefix="agentrl-containers-", ignore_cleanup_errors=True) as place:
         os.chmod(place, 0o755)
         for name in ("layers", "root"):

@@ -11,7 +11,7 @@ from typing import Final
 
 _SOURCES: Final = {
     "program": (),
-    "session": ("supervisor.py", "interpreter.py", "capture.py"),
+    "session": ("supervisor.py", "interpreter.py", "capture.py", "streams.py", "changes.py"),
     "forks": ("programs.py", "forks.py", "capture.py"),
 }
 

@@ -25,6 +25,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from capture import Capture, Reply, answer_host, reply_at_end, wait_for_end, write_some
+from changes import Changes
+from streams import Streams
 
 SHELL_INTERRUPT_S = 1.0
 """Seconds that the Python and the shell have to answer an interrupt, before they are killed."""
@@ -147,6 +149,7 @@ class Supervisor:
         self.output: int = options["output"]
         self.cpu_s: int = options["cpu_s"]
         self.residents: dict[str, Resident] = {}
+        self.streams, self.changes = Streams(), Changes()
         folder = Path(__file__).parent
         self.commands = {
             "python": [sys.executable, "-u", "-B", str(folder / "interpreter.py")],
@@ -216,6 +219,32 @@ class Supervisor:
         capture.drain()
         return reply_at_end(ended, code, capture)
 
+    def do_start(self, argv: list[str], environment: dict[str, str], timeout_s: float, budget: int) -> Reply:
+        """Start a command whose output is asked for while it runs."""
+        return self.streams.start(argv, environment, timeout_s, budget, self.bounds.and_cpu(self.cpu_s).apply)
+
+    def do_poll(self, stream: int, wait_s: float) -> Reply:
+        """Return what a started command wrote since, waiting for the first of it."""
+        return self.streams.poll(stream, wait_s)
+
+    def do_stop(self, stream: int) -> Reply:
+        """End a started command."""
+        return self.streams.stop(stream)
+
+    def do_mark(self) -> Reply:
+        """Remember the whole file system as it is now."""
+        self.changes.mark()
+        return {}
+
+    def do_pack(self, budget: int) -> Reply:
+        """Return what changed since, as the archive of a layer."""
+        return {"content": self.changes.pack(budget)}
+
+    def do_unpack(self, content: str) -> Reply:
+        """Apply the archive of a layer to the file system."""
+        self.changes.unpack(content)
+        return {}
+
     def do_write(self, files: dict[str, str]) -> Reply:
         """Write files, with the folders above them."""
         for name, data in files.items():
@@ -274,7 +303,7 @@ class Supervisor:
 
     def reap(self) -> None:
         """Collect orphans, which the kernel hands to the first process."""
-        own = {resident.process.pid for resident in self.residents.values()}
+        own = {resident.process.pid for resident in self.residents.values()} | self.streams.pids()
         with suppress(ChildProcessError):
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if found.si_pid in own:

@@ -21,8 +21,9 @@ from pydantic import ValidationError
 from agentrl.client import Client, Door
 from agentrl.data.harbor_task import HarborTask, read_harbor_folder
 from agentrl.errors import ConfigError, WorkflowError
-from agentrl.sandbox.containers import BubblewrapContainers, Container, LayerFile, open_containers
-from agentrl.sandbox.containers.workbench import CONTAINER_LIMITS
+from agentrl.sandbox.containers import Container, Containers, LayerFile
+from agentrl.sandbox.containers.config import open_chosen_containers, read_containers_config
+from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
 from agentrl.sandbox.types import Limits
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
@@ -49,6 +50,7 @@ class TerminalWorkflow(RolloutWorkflow):
             None as its folder for the programs of this machine.
         limits: fields of `Limits` that differ from those of a container; a task that asks for less memory gets less.
         max_open: episodes that have a container at a time.
+        containers: where they run, such as `{hosts: [http://10.0.0.7:8710]}`; None: on this machine.
     """
 
     served: bool = False
@@ -60,13 +62,15 @@ class TerminalWorkflow(RolloutWorkflow):
         images: Mapping[str, str | None] | None = None,
         limits: Mapping[str, Any] | None = None,
         max_open: int = 64,
+        containers: Mapping[str, object] | None = None,
     ) -> None:
         try:
             self._limits = Limits.model_validate({**CONTAINER_LIMITS.model_dump(), **(limits or {})})
         except ValidationError as error:
             raise ConfigError(f"limits: {error}") from None
         self._images, self._max_open = dict(images or {}), max_open
-        self._open: tuple[BubblewrapContainers, TaskVerifier] | None = None
+        self._where = read_containers_config(containers)
+        self._open: tuple[Containers, TaskVerifier] | None = None
 
     @abstractmethod
     async def work(self, task: Task, client: Client, place: Workplace) -> None:
@@ -128,7 +132,8 @@ class TerminalWorkflow(RolloutWorkflow):
         Raises:
             ConfigError: this machine cannot run them, or an image is no folder of one.
         """
-        async with open_containers(images=self._images, limits=self._limits, max_open=self._max_open) as containers:
+        opened = open_chosen_containers(self._where, images=self._images, limits=self._limits, max_open=self._max_open)
+        async with opened as containers:
             self._open = (containers, TaskVerifier(containers))
             try:
                 yield

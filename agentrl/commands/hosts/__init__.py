@@ -1,0 +1,1 @@
+"""Commands that make this machine a host of other runs."""

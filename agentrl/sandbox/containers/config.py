@@ -1,0 +1,141 @@
+"""The choice of containers in a run file: `workflow_args.containers` of the terminal workflows.
+
+Invariant: a backend that cannot be had is an error; no other takes its place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Literal, Self
+
+import anyio.to_thread
+from pydantic import Field, ValidationError, model_validator
+
+from agentrl.config.base import Config
+from agentrl.errors import ConfigError
+from agentrl.sandbox.containers.protocol import MAX_STARTING, Containers
+from agentrl.sandbox.containers.services.copied import CopiedContainers, Service
+from agentrl.sandbox.containers.services.docker_service import DockerService
+from agentrl.sandbox.containers.services.kubernetes import KubernetesService
+from agentrl.sandbox.containers.workbench import open_containers
+from agentrl.sandbox.types import Limits
+
+
+class ContainersConfig(Config):
+    """Where containers run."""
+
+    backend: Literal["bubblewrap", "hosts", "docker", "podman", "kubernetes", "e2b"] = "bubblewrap"
+    """`bubblewrap` is this machine, `hosts` others; the rest are services by their command or API."""
+    hosts: tuple[str, ...] = ()
+    """hosts: addresses of `agentrl sandbox-host`, such as `http://10.0.0.7:8710`."""
+    api_key_env: str | None = None
+    """hosts, e2b: the environment variable that holds the key."""
+    image: str | None = None
+    """Services: the image, or template, of tasks that name none; `python3` must be in it, but for docker and podman."""
+    command: tuple[str, ...] | None = None
+    """docker, podman, kubernetes: the words of their command, such as `[kubectl, --context, lab]`; None: its name alone."""
+    runtime: str | None = None
+    """docker, podman: the runtime of containers, such as `runsc`."""
+    pod: Mapping[str, object] = {}
+    """kubernetes: further fields of a pod's spec, such as `{runtimeClassName: gvisor}`."""
+    api_version: str = "agents.x-k8s.io/v1beta1"
+    """kubernetes: of agent-sandbox."""
+    api_url: str = "https://api.e2b.app"
+    """e2b: the address of the service."""
+    envd_url: str = "https://49983-{sandbox}.{domain}"
+    """e2b: the address of a sandbox."""
+    max_starting: int = Field(default=MAX_STARTING, ge=1)
+    """Environments that start at a time; running ones do not count."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hosts_name_their_backend(cls, given: object) -> object:
+        if isinstance(given, dict) and given.get("hosts") and "backend" not in given:  # pyright: ignore[reportUnknownMemberType]
+            return {**given, "backend": "hosts"}  # pyright: ignore[reportUnknownVariableType]
+        return given  # pyright: ignore[reportUnknownVariableType]
+
+    @model_validator(mode="after")
+    def _check_hosts(self) -> Self:
+        if (self.backend == "hosts") != bool(self.hosts):
+            raise ValueError(f"hosts: expected addresses with the backend hosts and none with others, got {self.hosts!r}")
+        if self.image is None and self.backend not in ("bubblewrap", "hosts"):
+            raise ValueError(f"image: the backend {self.backend} needs one for tasks that name none")
+        if self.api_key_env is None and self.backend == "e2b":
+            raise ValueError("api_key_env: the backend e2b needs the name of the variable that holds its key")
+        return self
+
+    def key(self) -> str | None:
+        """Return the key; a variable that is not set is a ConfigError."""
+        key = None if self.api_key_env is None else os.environ.get(self.api_key_env)
+        if self.api_key_env is not None and not key:
+            raise ConfigError(f"containers.api_key_env: the environment variable {self.api_key_env} is not set")
+        return key
+
+
+def read_containers_config(given: Mapping[str, object] | None) -> ContainersConfig:
+    """Return the choice in `workflow_args.containers`; None: bubblewrap on this machine.
+
+    Example:
+        >>> read_containers_config({"hosts": ["http://10.0.0.7:8710"]}).backend
+        'hosts'
+    """
+    try:
+        return ContainersConfig.model_validate(given or {})
+    except ValidationError as error:
+        raise ConfigError(f"containers: {error}") from None
+
+
+@asynccontextmanager
+async def open_chosen_containers(
+    config: ContainersConfig, *, images: Mapping[str, str | None], limits: Limits, max_open: int
+) -> AsyncGenerator[Containers]:
+    """Open the containers that `config` names.
+
+    Raises:
+        ConfigError: they cannot be had; the message has the reason and the fix.
+    """
+    async with AsyncExitStack() as stack:
+        if config.backend == "bubblewrap":
+            own = open_containers(images=images, limits=limits, max_open=max_open, max_starting=config.max_starting)
+            yield await stack.enter_async_context(own)
+        elif config.backend == "hosts":
+            from agentrl.sandbox.containers.fleet.fleet import open_fleet  # aiohttp takes a while to import
+
+            opened = open_fleet(
+                config.hosts,
+                api_key=config.key(),
+                images=images,
+                limits=limits,
+                max_open=max_open,
+                max_starting=config.max_starting,
+            )
+            yield await stack.enter_async_context(opened)
+        else:
+            assert config.image is not None
+            yield CopiedContainers(
+                await _service(config, stack),
+                images,
+                default=config.image,
+                limits=limits,
+                max_open=max_open,
+                max_starting=config.max_starting,
+            )
+
+
+async def _service(config: ContainersConfig, stack: AsyncExitStack) -> Service:
+    if config.backend == "e2b":
+        from agentrl.sandbox.containers.services.e2b import open_e2b
+
+        key = config.key()
+        assert key is not None
+        return await stack.enter_async_context(open_e2b(config.api_url, key, envd_url=config.envd_url))
+    if config.backend == "kubernetes":
+        cluster = KubernetesService(config.command or ("kubectl",), api_version=config.api_version, pod=config.pod)
+        await cluster.check()
+        return cluster
+    docker = DockerService(config.backend, config.command or (config.backend,), config.runtime)
+    assert config.image is not None
+    await anyio.to_thread.run_sync(docker.check, config.image)
+    return docker

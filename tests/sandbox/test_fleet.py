@@ -1,0 +1,173 @@
+"""Containers of other machines: hosts that are processes here, one of which dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import contextmanager
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.sandbox import Ending
+from agentrl.sandbox.containers.config import open_chosen_containers, read_containers_config
+from agentrl.sandbox.containers.fleet.fleet import Fleet, open_fleet
+from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
+from tests.support.leftovers import processes_with
+
+pytestmark = [pytest.mark.processes, pytest.mark.anyio]
+LIMITS = CONTAINER_LIMITS.model_copy(update={"memory_mb": 256, "wall_s": 300.0})
+KEY = "a key for hosts"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@contextmanager
+def running_host(*options: str) -> Generator[tuple[str, subprocess.Popen[bytes]]]:
+    """A host of this machine, and its process, which the block's end kills."""
+    command = [sys.executable, "-m", "agentrl", "sandbox-host", "--port", "0", "--api-key-env", "HOST_KEY", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "HOST_KEY": KEY})
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["url"], process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+async def fleet() -> AsyncGenerator[tuple[Fleet, dict[str, subprocess.Popen[bytes]]]]:
+    with running_host() as one, running_host() as two:
+        async with open_fleet([one[0], two[0]], api_key=KEY, limits=LIMITS) as opened:
+            yield opened, {one[0]: one[1], two[0]: two[1]}
+
+
+async def test_a_container_of_a_host_does_what_one_here_does(
+    fleet: tuple[Fleet, dict[str, subprocess.Popen[bytes]]],
+) -> None:
+    opened, _ = fleet
+    async with opened.workbench() as bench:
+        await bench.add({"/app/notes.txt": b"hello", "/data/old": b"1"})
+        async with bench.run(directory="/app", environment={"MODE": "work"}) as container:
+            assert (await container.shell("pwd; cat notes.txt; echo $MODE")).stdout == b"/app\nhellowork\n"
+            assert (await container.execute(["sh", "-c", "exit 4"])).exit_status == 4
+            await container.upload({"/app/new": b"up"})
+            assert await container.download("/app/new", max_bytes=9) == b"up"
+            with pytest.raises(OSError, match="No such file"):
+                await container.download("/app/none", max_bytes=9)
+            async with container.stream(["sh", "-c", "echo one; sleep 1000"], timeout_s=1) as stream:
+                assert b"".join([piece async for piece in stream]) == b"one\n"
+            assert stream.result.ended is Ending.TIMEOUT
+            await container.shell("rm -r /data; ln -s /etc /app/link; echo x > /etc/evil")
+        assert await bench.changed() == ["/app", "/data", "/etc"]
+        assert await bench.read("/app/new") == b"up"
+        with pytest.raises(OSError, match=r"link|symbolic|directory"):
+            await bench.read("/app/link/passwd")
+        await bench.keep(["/app", "/data"])
+        snapshot = await bench.snapshot()
+        async with bench.run() as container:
+            assert (await container.shell("ls -d /app/new /etc/evil /data")).stdout.splitlines()[-1] == b"/app/new"
+    for _ in range(4):  # on either host, which may know the snapshot or not
+        async with opened.workbench() as bench:
+            await bench.restore(snapshot)
+            async with bench.run() as container:
+                assert (await container.shell("cat /app/new")).stdout == b"up"
+    with pytest.raises(ConfigError, match="no image 'debian:12'"):
+        async with opened.workbench(image="debian:12"):
+            pass
+
+
+async def test_the_episodes_of_a_host_that_dies_are_faults_and_run_again_on_another(
+    fleet: tuple[Fleet, dict[str, subprocess.Popen[bytes]]],
+) -> None:
+    opened, processes = fleet
+    solved: list[int] = []
+    faults: list[str] = []
+    placed = 0
+    all_placed = anyio.Event()
+
+    async def play(number: int) -> None:
+        nonlocal placed
+        while True:
+            try:
+                async with opened.workbench(limits=LIMITS) as bench, bench.run(directory="/app") as container:
+                    placed += 1
+                    if placed == 20:
+                        all_placed.set()
+                    await container.shell("until [ -e /app/go ]; do sleep 0.2; done", timeout_s=5)
+                    assert (await container.shell(f"echo {number}")).stdout == f"{number}\n".encode()
+                solved.append(number)
+                return
+            except EnvironmentFault as fault:
+                faults.append(str(fault))
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(20):
+            tasks.start_soon(play, number)
+        await all_placed.wait()
+        first, second = opened.hosts
+        assert first.num_placed + second.num_placed == 20
+        assert min(first.num_placed, second.num_placed) >= 5, "placement by free memory spreads them"
+        lost = first.num_placed
+        processes[first.url].send_signal(signal.SIGKILL)
+    assert sorted(solved) == list(range(20))
+    assert len(faults) == lost
+    assert all(f"the host {first.url} is gone" in fault for fault in faults)
+    assert first.state is None
+
+
+async def test_what_a_host_held_is_gone_with_it_and_with_its_run() -> None:
+    with running_host() as (url, process):
+        async with open_fleet([url], api_key=KEY, limits=LIMITS) as opened:
+            async with opened.workbench() as bench, bench.run() as container:
+                await container.execute(["sh", "-c", "setsid sleep 98761 & setsid sleep 98762 &"])
+                assert processes_with("98761")
+            assert processes_with("98761") == []
+
+            async def play() -> None:
+                async with opened.workbench() as bench, bench.run() as container:
+                    await container.execute(["sh", "-c", "setsid sleep 98763 &"])
+                    process.kill()
+                    process.wait()
+                    await container.shell("echo")
+
+            with pytest.raises(EnvironmentFault, match="is gone"):
+                await play()
+            await anyio.to_thread.run_sync(wait_until_none_has, "98763")
+
+
+def wait_until_none_has(word: str) -> None:
+    """Wait until no process of this machine has a word among its arguments."""
+    until = time.monotonic() + 120
+    while processes_with(word):
+        assert time.monotonic() < until, f"a process with {word} lives on"
+        time.sleep(0.05)
+
+
+async def test_hosts_that_refuse_are_named() -> None:
+    with running_host("--max-open", "1") as (url, _):
+        with pytest.raises(ConfigError, match="answered 401"):
+            async with open_fleet([url], api_key="wrong"):
+                pass
+        with pytest.raises(ConfigError, match=r"limits\.memory_mb"):
+            async with open_fleet([url], api_key=KEY, limits=LIMITS.model_copy(update={"memory_mb": 10**7})):
+                pass
+        config = read_containers_config({"hosts": [url]}).model_copy(update={"api_key_env": "NOWHERE_SET"})
+        with pytest.raises(ConfigError, match="NOWHERE_SET is not set"):
+            async with open_chosen_containers(config, images={}, limits=LIMITS, max_open=1):
+                pass
+    with pytest.raises(ConfigError, match=r"no host answers.*agentrl sandbox-host"):
+        async with open_fleet([url], api_key=KEY):
+            pass
+    with pytest.raises(ConfigError, match="expected addresses with the backend hosts"):
+        read_containers_config({"backend": "hosts"})

@@ -18,7 +18,7 @@ from agentrl.data.source import find_function
 from agentrl.engine.skipped import TURN_REWARDS_ADVICE
 from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import find_sglang_python
-from agentrl.plan.disk import disk_problems
+from agentrl.plan.disk_space import disk_problems
 from agentrl.plan.plan import Plan
 from agentrl.plan.trackers import load_trackers
 from agentrl.user_code import import_user_module

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.config import parse_config
-from agentrl.plan.disk import disk_problems
+from agentrl.plan.disk_space import disk_problems
 from agentrl.plan.memory import GIB, RunMemory, TrainerMemory, run_memory, trained_parameters
 from agentrl.plan.model import ModelShape, read_model
 from agentrl.plan.places import shared_gpus

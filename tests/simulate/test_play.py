@@ -251,11 +251,11 @@ def test_a_pinned_call_ends_with_its_version_unless_that_is_too_old() -> None:
         server = SimulatedServer(cost)
         call = SimulatedCall(4, 10, history_tokens=0, history_version=0, on_end=lambda: None)
         server.add(call)
-        server.advance(0.6)
+        server.advance(0.65)
         server.take_version(1, rereads=True, keeps=keeps)
         ends_s = server.next_end()
         assert ends_s is not None
         server.advance(ends_s)
         found[keeps] = dict(server.end_first().tokens), ends_s
     assert found[0] == ({0: 10}, pytest.approx(1.2))
-    assert found[1] == found[None] == ({0: 4, 1: 6}, pytest.approx(1.2 + 0.5 * 8 / 10))
+    assert found[1] == found[None] == ({0: 4, 1: 6}, pytest.approx(1.2 + 0.5 * 8.5 / 10))

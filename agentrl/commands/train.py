@@ -306,6 +306,7 @@ def _pool(run: RunConfig, renderer: Renderer, launcher: Launcher) -> AbstractAsy
         seed=run.seed,
         log_dir=run.run_dir / "logs",
         launcher=launcher,
+        max_adapter_lag=run.max_adapter_lag,
     )
 
 

@@ -71,6 +71,7 @@ OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
         *("beta", "init_kl_coef", "kl_beta", "kl_coef", "kl_coeff", "kl_ctl", "kl_loss_coef", "kl_penalty", "ref_model"),
         *("ent_coef", "entropy_coef", "entropy_coeff", "entropy_loss_coef"),
     ),
+    "algorithm.critic": ("critic_lr", "gae_lambda", "value_lr", "vf_coef"),
     "algorithm.aggregate": ("loss_agg_mode", "loss_aggregation"),
     "algorithm.keep": ("dynamic_sampling", "filter_groups", "max_num_gen_batches"),
     "trainer.lr": ("actor_lr", "learning_rate", "max_lr", "peak_lr"),
@@ -87,6 +88,8 @@ OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     ),
     "trainer.dtype": ("bf16", "fp16", "mixed_precision", "precision", "torch_dtype"),
     "trainer.gradient_checkpointing": ("activation_checkpointing", "enable_gradient_checkpointing"),
+    "trainer.lora": ("lora_alpha", "lora_config", "lora_r", "lora_rank", "peft", "peft_config", "use_lora"),
+    "trainer.lora.targets": ("lora_target_modules", "target_modules"),
     "trainer.parallel.dp": ("fsdp_size", "processes", "nproc_per_node", "num_gpus", "world_size"),
     "trainer.parallel.tp": ("tensor_model_parallel_size", "tensor_parallel"),
     "trainer.parallel.cp": ("context_parallel_size", "cp_size", "sequence_parallel_size", "sp_size", "ulysses"),
@@ -104,9 +107,11 @@ OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
 """Words of other frameworks, by the field of agentrl that does the same."""
 
 MISSING: Mapping[str, tuple[str, ...]] = {
-    "all weights are trained; agentrl has no adapters": ("lora", "lora_alpha", "lora_r", "lora_rank", "peft", "use_lora"),
-    "there is no critic; the mean of a group is the baseline (algorithm.group_size)": (
-        *("critic", "critic_lr", "gae_lambda", "value_lr", "vf_coef"),
+    "servers take linear layers of blocks only, and no whole layers; choose trainer.lora.targets": (
+        *("embedding_size", "modules_to_save", "train_embeddings"),
+    ),
+    "a quantised base is not trained; docs/howto/lora.md says what is missing": (
+        *("bnb_4bit_compute_dtype", "load_in_4bit", "load_in_8bit", "qlora", "quantization", "quantization_config"),
     ),
     "the workflow's `run` returns the reward": (
         "reward_fn",

@@ -101,6 +101,11 @@ def _adapter_route_problems(
     if trainer.lora is not None and trainer.trainable is not None:
         problems.append("trainer.trainable: trainer.lora trains its adapter only; remove one of the two")
     if sync.adapter != "adapter":
+        if inference.pause_mode == "pinned":
+            problems.append(
+                "inference.pause_mode: pinned needs servers that hold two versions at once, as those of adapters do; set "
+                "sync.adapter: adapter with trainer.lora, or pause_mode: exact"
+            )
         return problems
     if trainer.lora is None:
         problems.append("sync.adapter: adapter needs one; set trainer.lora, or remove it")
@@ -108,7 +113,8 @@ def _adapter_route_problems(
         problems.append("sync.adapter: adapter is loaded from files; remove sync.method, or set sync.adapter: merged")
     if inference.pause_mode == "fast":
         problems.append(
-            "inference.pause_mode: fast keeps KV over an update; with sync.adapter: adapter no call spans it; remove it"
+            "inference.pause_mode: fast keeps KV over an update; with sync.adapter: adapter servers keep none of another "
+            "version; set pinned or exact"
         )
     remote = remote_urls(inference)
     if (remote or (elsewhere and not inference.urls)) and engine.publish_dir is None:

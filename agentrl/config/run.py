@@ -107,13 +107,24 @@ class RunConfig(Config):
     def resolved_inference(self) -> InferenceConfig:
         """`inference`, with the defaults that depend on other sections filled in."""
         given, lora = self.inference, self.trainer.lora
-        update: dict[str, object] = {"dtype": given.dtype or self.trainer.dtype}
+        mode = given.pause_mode or ("pinned" if self.sync.adapter == "adapter" else "exact")
+        update: dict[str, object] = {"dtype": given.dtype or self.trainer.dtype, "pause_mode": mode}
         if lora is not None and self.sync.adapter == "adapter" and given.backend == "sglang" and not given.urls:
-            count = str(self.algorithm.max_staleness + 2)  # the served one, those of calls in the bound, and the next
+            count = str(self.served_adapters)
             limits = ["--max-lora-rank", str(lora.rank), "--max-loaded-loras", count, "--max-loras-per-batch", count]
             flags = ("--enable-lora", *limits, "--lora-target-modules", *lora.targets)
             update["sglang_args"] = (*flags, *given.sglang_args)
         return given.model_copy(update=update)
+
+    @property
+    def served_adapters(self) -> int:
+        """LoRA adapters that a server holds at once: the served one, those of calls in the bound, and the next."""
+        return self.algorithm.max_staleness + 2 if self.sync.adapter == "adapter" else 0
+
+    @property
+    def max_adapter_lag(self) -> int:
+        """Versions that the adapter of a running call may be behind the newest before the call continues with that."""
+        return self.algorithm.max_staleness if self.resolved_inference.pause_mode == "pinned" else 0
 
     @property
     def resolved_engine(self) -> EngineConfig:

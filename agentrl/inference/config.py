@@ -69,8 +69,9 @@ class InferenceConfig(Config):
     """Longest context plus output of one request, tokens. None: 4096 if embedded, the model's positions for SGLang."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of each server. None: 1, the fastest if server and trainer share two cores; on a GPU SGLang's choice."""
-    pause_mode: Literal["exact", "fast"] = "exact"
-    """`exact` (retract, flush): a recompute gives the recorded log-probs. `fast` (in place): stale KV, error reported."""
+    pause_mode: Literal["exact", "fast", "pinned"] | None = None
+    """Of running calls at an update. `exact` (retract, flush): a recompute gives the recorded log-probs. `fast` (in place):
+    stale KV, error reported. `pinned`: they keep their adapter. None: pinned with `sync.adapter: adapter`, else exact."""
     request_timeout_s: float = Field(default=600.0, gt=0)
     """Deadline of one model call, seconds, including its time in the queue."""
     request_retries: int = Field(default=2, ge=0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.inference.config import runs_on_cpu
-from agentrl.plan.memory import gpus_per_server, running_requests, server_memory
+from agentrl.plan.memory import gpus_per_server, running_requests, server_memory, trained_parameters
 from agentrl.plan.mesh import mesh_choice
 from agentrl.plan.model import ModelFacts
 from agentrl.runs.run import open_run
@@ -86,7 +86,7 @@ def measured_machines(run: RunConfig) -> MeasuredMachines:
         requests=running_requests(inference),
         server_gpus=gpus_per_server(run.inference),
         trainer_gpus=fleet.trainer_gpus,
-        rereads_context=inference.pause_mode == "exact",
+        rereads_context=run.resolved_inference.pause_mode == "exact",
         shares_cores=on_cpu and here,
         server_threads=inference.threads or 1,
         trainer_threads=run.trainer.threads,
@@ -127,6 +127,7 @@ def assumed_basis(
             parameters=shape.num_parameters,
             kv_bytes_per_token=shape.kv_bytes(2),
             attention_width=shape.layers * shape.heads * shape.head_dim,
+            adapter_parameters=0 if run.trainer.lora is None else trained_parameters(run.trainer, shape),
         ),
         AssumedUse(
             mean_tokens=mean + turns * ASSUMED_CONTEXT,
@@ -134,6 +135,7 @@ def assumed_basis(
             sample_gpus=mesh.cp * mesh.tp,
             checkpointing=run.trainer.gradient_checkpointing,
             requests=run.inference.max_running_requests,
+            served_adapters=run.served_adapters,
         ),
     )
     episodes = (

@@ -18,6 +18,7 @@ from agentrl.data.source import find_function
 from agentrl.engine.skipped import TURN_REWARDS_ADVICE
 from agentrl.errors import ConfigError
 from agentrl.inference.launch.sglang import find_sglang_python
+from agentrl.plan.disk_space import disk_problems
 from agentrl.plan.plan import Plan
 from agentrl.plan.trackers import load_trackers
 from agentrl.user_code import import_user_module
@@ -48,7 +49,9 @@ def missing_here(plan: Plan) -> list[str]:
             )
     except ConfigError as error:
         missing.append(str(error))
-    missing += [*plan.missing_gpus, *(plan.memory.snapshot.problems(config.trainer) if plan.memory else ())]
+    missing += plan.missing_gpus
+    if plan.memory is not None:
+        missing += plan.memory.snapshot.problems(config.trainer) + disk_problems(config, plan.memory, plan.route)
     for probe in probes:
         try:
             probe()

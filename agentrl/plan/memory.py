@@ -139,6 +139,8 @@ class ServerMemory:
 
     weights: int
     kv_per_token: int
+    adapters: int
+    """Bytes of the LoRA adapters that it holds at once."""
     kv_tokens: int
     """Tokens that its requests need together at their longest; with a smaller cache, requests wait."""
 
@@ -150,7 +152,7 @@ class ServerMemory:
     @property
     def fixed(self) -> int:
         """Bytes before the first token is cached."""
-        return self.weights + _CUDA_BYTES
+        return self.weights + self.adapters + _CUDA_BYTES
 
 
 def running_requests(config: InferenceConfig) -> int | None:
@@ -167,6 +169,7 @@ def server_memory(run: RunConfig, shape: ModelShape) -> ServerMemory:
     requests = running_requests(inference) or run.rollout.max_concurrent_episodes
     return ServerMemory(
         weights=shape.num_parameters * size // ways,
+        adapters=run.served_adapters * size * trained_parameters(run.trainer, shape) // ways,
         kv_per_token=shape.kv_bytes(size) // min(ways, shape.kv_heads),
         kv_tokens=requests * (inference.context_limit or 4096),
     )

@@ -21,7 +21,7 @@ from agentrl.plan.basis import DEFAULT_GPU, assumed_basis, fitted_basis, splitta
 from agentrl.plan.memory import gpus_per_server
 from agentrl.plan.model import ModelFacts, model_of
 from agentrl.plan.split import resolve_run, with_best_mesh
-from agentrl.simulate.costs import CostModel, HostCost, RunShape, fleet_of_run, shape_of_run
+from agentrl.simulate.costs import CostModel, HostCost, RunShape, UpdateCost, fleet_of_run, shape_of_run
 from agentrl.simulate.outcome import SimulatedStep
 from agentrl.simulate.predict import (
     AdvisedChange,
@@ -147,6 +147,7 @@ def describe_simulation(report: SimulationReport) -> str:
         f"{requests} requests together, {server.gpus} GPU{'s' if server.gpus > 1 else ''} each",
         f"trainer    {costs.trainer.gpu_s_per_token * 1e6:.3g} GPU microseconds for a token, and "
         f"{costs.trainer.fixed_s:.2g} s a step",
+        *_update_row(costs.update, shape),
         *_cores_row(costs.host),
         f"episodes   {report.episodes}",
         f"played     {shape.steps} steps of {shape.groups_per_step} groups of {shape.group_size}, max_staleness "
@@ -164,6 +165,14 @@ def describe_simulation(report: SimulationReport) -> str:
     lines += ["", report.bottleneck, *([report.driver] if report.driver else [])]
     lines += [f"- {change}" for change in report.advice] or ["No change that was played helps by more than 5 %."]
     return "\n".join(lines)
+
+
+def _update_row(update: UpdateCost, shape: RunShape) -> list[str]:
+    if not update.num_bytes:
+        return []
+    calls = "keep their adapter within the staleness bound" if shape.pins_calls else "continue with the new version"
+    times = f"in {update.update_s:.2g} s, of which it pauses {update.pause_s:.2g} s"
+    return [f"update     {update.num_bytes / 2**20:.0f} MiB to each server {times}; running calls {calls}"]
 
 
 def _cores_row(host: HostCost) -> list[str]:

@@ -51,7 +51,7 @@ def describe_plan(plan: Plan) -> str:
         *([] if config.algorithm.critic is None else [("critic", _critic(config, config.algorithm.critic))]),
         *([] if config.algorithm.reference is None else [("reference", _reference(config.algorithm.reference))]),
         ("staleness", _staleness_rule(config)),
-        ("updates", _updates(config, plan.route)),
+        ("updates", _updates(config, plan.route, plan.memory)),
         ("evaluation", _evaluation(config)),
         ("failures", _failures(config)),
         *([("trackers", _trackers(config))] if config.track else []),
@@ -82,7 +82,8 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
         server = memory.server
         room = f"a cache in which no request waits holds {server.kv_tokens} tokens and takes {gib(server.kv_wanted)} GiB"
         cached = f"{server.kv_per_token / 1024:.1f} KiB of KV cache per token"
-        each = f"each server: {gib(server.weights)} GiB of weights and {cached}"
+        held = f", {gib(server.adapters)} GiB of at most {run.served_adapters} adapters" if server.adapters else ""
+        each = f"each server: {gib(server.weights)} GiB of weights{held} and {cached}"
         ways = tensor_parallel(run.inference)
         rows.append(("", f"{each}{f', on each of its {ways} GPUs' if ways > 1 else ''}; {room}"))
         if plan.shared_gpus:
@@ -286,11 +287,12 @@ def _staleness_rule(config: RunConfig) -> str:
     )
 
 
-def _updates(config: RunConfig, route: Route) -> str:
-    mode = config.inference.pause_mode
+def _updates(config: RunConfig, route: Route, memory: RunMemory | None) -> str:
+    mode = config.resolved_inference.pause_mode or "exact"
     meaning = {
         "exact": "recorded log-probs equal a recompute",
         "fast": "keeps stale KV: recorded log-probs deviate; the metrics report by how much",
+        "pinned": f"none: calls keep their adapter for {config.max_adapter_lag} updates; log-probs equal a recompute",
     }[mode]
     sync = route.sync
     way = f"from disk ({config.engine.publish_dir or f'{config.run_dir}/weights'})"
@@ -298,8 +300,10 @@ def _updates(config: RunConfig, route: Route) -> str:
         backend = "nccl where both ends are on GPUs, else gloo" if sync.backend == "auto" else sync.backend
         way = f"from the trainer's memory ({backend}, {sync.bucket_mb} MB at a time, trainer at {sync.address})"
     if config.sync.adapter == "adapter":
-        mode, meaning = "none", "calls end under the adapter that they began with: log-probs equal a recompute under it"
-        way = f"the adapter alone, under a name for each version, {way}"
+        if mode == "exact":
+            meaning = "none: calls are aborted and continue with the new adapter; log-probs equal a recompute"
+        size = "" if memory is None else f", {memory.snapshot.num_bytes / 2**20:.1f} MiB"
+        way = f"the adapter alone{size}, under a name for each version, {way}"
     elif config.trainer.lora is not None:
         way = f"base and adapter merged, {way}"
     engine = config.resolved_engine

@@ -98,6 +98,8 @@ class UpdateCost:
     """Between an update and the next step: what the engine itself does."""
     checkpoint_s: float = 0.0
     """Of one checkpoint; the next step waits for it."""
+    num_bytes: int = 0
+    """Bytes that each server takes; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +153,9 @@ class RunShape:
     overlaps_publication: bool = False
     """Whether the trainer trains the next batch while servers load weights (`engine.overlap_publication`)."""
     rereads_context: bool = True
-    """Whether a server reads contexts again that it read before an update (`inference.pause_mode: exact`)."""
+    """Whether a server reads contexts again that it read before an update (all `inference.pause_mode` but `fast`)."""
+    pins_calls: bool = False
+    """Whether a running call keeps its version within the staleness bound (`inference.pause_mode: pinned`)."""
     total_steps: int | None = None
     """Length of the run: no groups open for later steps. None: the run is longer than what is played."""
 
@@ -196,6 +200,8 @@ class ModelSize:
     """Keys and values of one token in all layers, bytes."""
     attention_width: int
     """Layers times heads times head size: the arithmetic of attention for each pair of tokens, over 4."""
+    adapter_parameters: int = 0
+    """Of the LoRA adapter that is trained; 0: all weights are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +217,8 @@ class AssumedUse:
     """Whether activations are recomputed."""
     requests: int | None = None
     """The most requests of a server that the run file allows; None: as many as fit."""
+    served_adapters: int = 0
+    """LoRA adapters that a server holds at once, which an update sends alone; 0: it sends whole weights."""
 
 
 def gpu_sheet(name: str) -> GpuSheet:
@@ -233,7 +241,8 @@ def gpu_costs(name: str, model: ModelSize, use: AssumedUse) -> CostModel:
     cache = model.kv_bytes_per_token * use.mean_tokens / 2  # of a request half-way through its episode
     step_s = DECODE_STEP_S + 2 * model.parameters * seconds_per_byte
     request_s = cache * seconds_per_byte + read_s
-    room = SERVER_MEMORY_SHARE * sheet.memory * use.server_gpus - 2 * model.parameters
+    held = 2 * (model.parameters + use.served_adapters * model.adapter_parameters)
+    room = SERVER_MEMORY_SHARE * sheet.memory * use.server_gpus - held
     fits = int(min(MOST_REQUESTS, room / (model.kv_bytes_per_token * use.mean_tokens)))
     if fits < 1:
         raise ConfigError(
@@ -241,10 +250,12 @@ def gpu_costs(name: str, model: ModelSize, use: AssumedUse) -> CostModel:
             f"episode of {use.mean_tokens:.0f} tokens; give it more GPUs with inference.sglang_args: [--tp-size, N]"
         )
     requests = fits if use.requests is None else min(fits, use.requests)
-    passes = 8 + 2 * use.checkpointing  # proximal 2, forward 2, backward 4, recomputed 2; operations for each parameter
+    # Operations for each parameter: proximal 2, forward 2, backward 4 or, through frozen weights, 2, recomputed 2.
+    passes = (6 if model.adapter_parameters else 8) + 2 * use.checkpointing
     attention = passes * model.attention_width * use.mean_tokens / 2
     per_token = (passes * model.parameters + attention) / (sheet.flops * TRAIN_FLOPS_SHARE)
-    update_s = 1.0 + 2 * model.parameters / WEIGHT_BYTES_PER_S
+    sent = 4 * model.adapter_parameters if use.served_adapters else 2 * model.parameters
+    update_s = 1.0 + sent / WEIGHT_BYTES_PER_S
     return CostModel(
         server=ServerCost(
             tokens_per_s=1 / request_s,
@@ -263,7 +274,8 @@ def gpu_costs(name: str, model: ModelSize, use: AssumedUse) -> CostModel:
             spot_check_s=SPOT_CHECK_S,
             publish_s=update_s,
             update_s=update_s,
-            pause_s=update_s,
+            pause_s=0.0 if use.served_adapters else update_s,
+            num_bytes=sent,
         ),
         origin=f"data sheet of {name.lower()} and assumed efficiencies (agentrl/simulate/costs.py), not measured",
     )
@@ -271,7 +283,7 @@ def gpu_costs(name: str, model: ModelSize, use: AssumedUse) -> CostModel:
 
 def shape_of_run(run: RunConfig, steps: int | None = None) -> RunShape:
     """Return the settings of a run; `steps` plays only so many, as the beginning of the run."""
-    algorithm, rollout, engine = run.algorithm, run.rollout, run.engine
+    algorithm, rollout, engine, mode = run.algorithm, run.rollout, run.engine, run.resolved_inference.pause_mode
     count = engine.steps if steps is None else min(steps, engine.steps)
     return RunShape(
         steps=count,
@@ -287,7 +299,8 @@ def shape_of_run(run: RunConfig, steps: int | None = None) -> RunShape:
         freezes_evaluation=engine.eval_weights == "frozen",
         checkpoint_every=engine.checkpoint_every,
         overlaps_publication=engine.overlap_publication,
-        rereads_context=run.inference.pause_mode == "exact",
+        rereads_context=mode != "fast",
+        pins_calls=mode == "pinned",
         total_steps=engine.steps,
     )
 

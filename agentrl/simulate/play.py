@@ -155,7 +155,9 @@ class SimulatedTrainer:
     def _updated(self) -> None:
         assert self._rollouts is not None
         self._buffer.tick()
-        self._machine.pool.take_version(self._buffer.version, rereads=self._shape.rereads_context)
+        version, shape = self._buffer.version, self._shape
+        keeps = version - shape.max_staleness if shape.pins_calls else None
+        self._machine.pool.take_version(version, rereads=shape.rereads_context, keeps=keeps)
         self._machine.pool.set_paused(False)
         self._updating = False
         then, self._after_update = self._after_update, None

@@ -279,7 +279,7 @@ class Rollouts:
         episode.call = None
         episode.tokens += call.tokens
         episode.history_tokens += call.context_tokens + call.output_tokens
-        episode.history_version = self._pool.version
+        episode.history_version = call.version
         episode.turn += 1
         self._next_turn(episode)
 

@@ -39,6 +39,8 @@ class SimulatedCall:
     """Work of reading, in sampled tokens."""
     begun_at: float = 0.0
     """The server's work when it began."""
+    version: int = 0
+    """Version that samples its tokens now."""
 
 
 class SimulatedServer:
@@ -87,7 +89,7 @@ class SimulatedServer:
         """Remove and return the request that ends now."""
         ends_at, _, call = heapq.heappop(self._running)
         self._work = max(self._work, ends_at)
-        call.tokens[self.version] += call.output_tokens - sum(call.tokens.values())
+        call.tokens[call.version] += call.output_tokens - sum(call.tokens.values())
         self._fill()
         return call
 
@@ -102,17 +104,24 @@ class SimulatedServer:
         """Sample at `speed` times the usual speed from now on; 0 pauses the server."""
         self._speed = speed
 
-    def take_version(self, version: int, *, rereads: bool) -> None:
-        """Sample with new weights from now on; `rereads`: what was read under the former ones must be read again."""
+    def take_version(self, version: int, *, rereads: bool, keeps: int | None = None) -> None:
+        """Sample with new weights from now on; `rereads`: what was read under the former ones must be read again.
+
+        Calls of version `keeps` or newer end with theirs; None: no call does.
+        """
         if rereads:
             self._read_since = version
         again: list[tuple[float, int, SimulatedCall]] = []
         for ends_at, number, call in self._running:
+            if keeps is not None and call.version >= keeps:
+                again.append((ends_at, number, call))
+                continue
             done = max(0.0, self._work - call.begun_at - call.reading)
             sampled = min(float(call.output_tokens), done)
             new = int(sampled) - sum(call.tokens.values())
             if new > 0:
-                call.tokens[self.version] += new
+                call.tokens[call.version] += new
+            call.version = version
             extra = 0.0
             if rereads:
                 extra = self._cost.context_weight * (call.history_tokens + call.context_tokens + sampled)
@@ -129,7 +138,7 @@ class SimulatedServer:
         limit = self._cost.requests
         while self._waiting and (limit is None or len(self._running) < limit):
             call = self._waiting.popleft()
-            call.begun_at = self._work
+            call.begun_at, call.version = self._work, self.version
             again = call.history_tokens if call.history_version < self._read_since else 0
             call.reading = self._cost.context_weight * (call.context_tokens + again)
             self._taken += 1
@@ -192,10 +201,11 @@ class SimulatedPool:
         self._change_speed()
         self._count_busy()
 
-    def take_version(self, version: int, *, rereads: bool) -> None:
+    def take_version(self, version: int, *, rereads: bool, keeps: int | None = None) -> None:
+        """Have every server take a version, as `SimulatedServer.take_version` says."""
         for at, server in enumerate(self._servers):
             server.advance(self._events.now)
-            server.take_version(version, rereads=rereads)
+            server.take_version(version, rereads=rereads, keeps=keeps)
             self._plan(at)
 
     def _change_speed(self) -> None:

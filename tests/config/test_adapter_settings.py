@@ -21,6 +21,8 @@ ADAPTER: dict[str, Any] = {"trainer": {"lora": {"rank": 8}}, "sync": {"adapter":
         ({"trainer": {"lora": {}, "trainable": "norm"}}, r"trainer\.trainable: trainer\.lora trains its adapter only"),
         ({**ADAPTER, "sync": {"adapter": "adapter", "method": "distributed"}}, r"is loaded from files; remove sync\.method"),
         ({**ADAPTER, "inference": {"pause_mode": "fast"}}, r"inference\.pause_mode: fast keeps KV"),
+        ({"inference": {"pause_mode": "pinned"}}, r"inference\.pause_mode: pinned needs servers that hold two versions"),
+        ({"trainer": {"lora": {}}, "inference": {"pause_mode": "pinned"}}, r"sync\.adapter: adapter with trainer\.lora"),
         (
             {**ADAPTER, "inference": {"urls": ["http://10.0.0.7:1"]}},
             r"10\.0\.0\.7.* may not see this disk; set engine\.publish",
@@ -43,6 +45,22 @@ def test_a_launched_sglang_takes_as_many_adapters_as_the_staleness_bound_needs()
         "8", "5", "5",
     ]  # fmt: skip
     assert arguments[arguments.index("--lora-target-modules") + 1 :][:2] == ("q_proj", "k_proj")
+
+
+@pytest.mark.parametrize(
+    ("values", "mode", "lag"),
+    [
+        ({}, "exact", 0),
+        ({"inference": {"pause_mode": "fast"}}, "fast", 0),
+        (ADAPTER, "pinned", 4),
+        ({**ADAPTER, "inference": {"pause_mode": "pinned"}}, "pinned", 4),
+        ({**ADAPTER, "inference": {"pause_mode": "exact"}}, "exact", 0),
+    ],
+)
+def test_running_calls_keep_their_adapter_within_the_staleness_bound(values: dict[str, Any], mode: str, lag: int) -> None:
+    run = parse_config(BASE | {"algorithm": {"max_staleness": 4}} | values)
+    assert run.resolved_inference.pause_mode == mode
+    assert run.max_adapter_lag == lag
 
 
 def test_merged_weights_need_nothing_of_a_server() -> None:

@@ -35,6 +35,11 @@ def test_every_word_of_another_framework_leads_to_one_field_that_exists() -> Non
         ("trainer.steps", "did you mean engine.steps or sft.steps?"),
         ("algorithm.kl_coef", "did you mean algorithm.terms?"),
         ("trainer.zzz", "fields here: betas, "),
+        ("trainer.lora_rank", "did you mean trainer.lora"),
+        ("trainer.lora.target_modules", "did you mean trainer.lora.targets?"),
+        ("trainer.lora.modules_to_save", "servers take linear layers of blocks only"),
+        ("trainer.lora.load_in_4bit", "a quantised base is not trained; docs/howto/lora.md"),
+        ("algorithm.gae_lambda", "did you mean algorithm.critic"),
     ],
 )
 def test_a_wrong_name_leads_to_the_field_by_its_full_path(wrong: str, hint: str) -> None:

@@ -15,10 +15,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.config import parse_config
-from agentrl.plan.memory import GIB, RunMemory, TrainerMemory, run_memory
+from agentrl.plan.disk_space import disk_problems
+from agentrl.plan.memory import GIB, RunMemory, TrainerMemory, run_memory, trained_parameters
 from agentrl.plan.model import ModelShape, read_model
 from agentrl.plan.places import shared_gpus
 from agentrl.plan.plan import plan_run
+from agentrl.plan.text import describe_plan
 from agentrl.trainer.config import LoraConfig, TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.policy import PolicyTrainer
@@ -279,3 +281,31 @@ def test_a_base_in_bfloat16_takes_half_the_memory() -> None:
 def test_a_rank_above_the_size_of_a_layer_is_a_problem_of_the_plan(checkpoint: Path) -> None:
     plan = plan_run(parse_config(GOOD | {"model": {"path": str(checkpoint)}, "trainer": {"lora": {"rank": 17}}}))
     assert "trainer.lora.rank: 17 is above the size of k_proj, [16, 32]" in " ".join(plan.problems)
+
+
+def test_a_server_holds_the_adapters_of_the_staleness_bound() -> None:
+    lora = {"trainer": {"dtype": "bfloat16", "lora": {"rank": 16}}, "algorithm": {"max_staleness": 3}}
+    run = parse_config(GOOD | lora | {"sync": {"adapter": "adapter"}})
+    plan = plan_run(run)
+    assert plan.memory is not None
+    count = trained_parameters(run.trainer, shape_in(GOOD["model"]["path"]))
+    assert plan.memory.server.adapters == 5 * 2 * count
+    assert plan.memory.snapshot.num_bytes == 4 * count
+    said = describe_plan(plan)
+    assert "of at most 5 adapters" in said
+    assert f"the adapter alone, {4 * count / 2**20:.1f} MiB" in said
+    assert "keep their adapter for 3 updates" in said
+
+
+def test_a_disk_without_room_for_what_stays_on_it_is_named(tmp_path: Path) -> None:
+    lora = {"trainer": {"lora": {"rank": 16}}, "sync": {"adapter": "adapter"}, "runs_dir": str(tmp_path)}
+    run = parse_config(GOOD | lora | {"engine": {"publish_dir": "/shared/adapters"}})
+    memory = memory_of(lora)
+    needed = 3 * memory.snapshot.num_bytes
+    assert disk_problems(run, memory, run.route, lambda _: 3 * memory.checkpoint) == []
+    [published] = disk_problems(run, memory, run.route, lambda at: needed - 1 if str(at) == "/shared/adapters" else 2 * GIB)
+    assert published.startswith("engine.publish_dir: 3 published versions of ")
+    assert "free in /shared/adapters; free space" in published
+    [saved] = disk_problems(run, memory, run.route, lambda _: 3 * memory.checkpoint - 1)
+    assert "runs_dir: 3 checkpoints of" in saved
+    assert disk_problems(run, memory, run.route) == []

@@ -87,3 +87,20 @@ def test_bad_input_is_one_message(order: SimulationOrder, flags: list[str], mess
 def test_a_ratio_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--split: expected"):
         parse_ratio(text)
+
+
+def test_an_adapter_is_smaller_to_send_pauses_nobody_and_lets_calls_keep_it() -> None:
+    lora = GOOD | {"model": {"path": "/models/Qwen3-4B"}, "trainer": {**GOOD["trainer"], "lora": {"rank": 16}}}
+    merged = simulate_file(parse_config(lora), replace(ORDER, ratio=1.0))
+    adapter = simulate_file(parse_config(lora | {"sync": {"adapter": "adapter"}}), replace(ORDER, ratio=1.0))
+    moved = simulate_file(
+        parse_config(lora, ["--sync.adapter=adapter", "--inference.pause_mode=exact"]), replace(ORDER, ratio=1.0)
+    )
+    assert merged.costs.update.num_bytes == 2 * 4_022_468_096
+    assert adapter.costs.update.num_bytes == 4 * 33_030_144
+    assert (adapter.costs.update.pause_s, adapter.shape.pins_calls, moved.shape.pins_calls) == (0.0, True, False)
+    assert "126 MiB to each server" in describe_simulation(adapter)
+    assert "running calls keep their adapter" in describe_simulation(adapter)
+    assert "running calls continue with the new version" in describe_simulation(merged)
+    full = simulate_file(parse_config(lora | {"trainer": GOOD["trainer"]}), replace(ORDER, ratio=1.0))
+    assert full.costs.trainer.gpu_s_per_token > 1.2 * adapter.costs.trainer.gpu_s_per_token

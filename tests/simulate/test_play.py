@@ -242,3 +242,20 @@ def test_a_server_reads_the_history_again_that_it_read_before_an_update() -> Non
         server.add(SimulatedCall(4, 10, history_tokens=20, history_version=version, on_end=lambda: None))
         begun[version] = server.next_end()
     assert begun == {0: pytest.approx((0.5 * 24 + 10) / 10), 1: pytest.approx((0.5 * 4 + 10) / 10)}
+
+
+def test_a_pinned_call_ends_with_its_version_unless_that_is_too_old() -> None:
+    cost = ServerCost(tokens_per_s=10, half_saturation=0, context_weight=0.5)
+    found: dict[int | None, tuple[dict[int, int], float]] = {}
+    for keeps in (0, 1, None):
+        server = SimulatedServer(cost)
+        call = SimulatedCall(4, 10, history_tokens=0, history_version=0, on_end=lambda: None)
+        server.add(call)
+        server.advance(0.65)
+        server.take_version(1, rereads=True, keeps=keeps)
+        ends_s = server.next_end()
+        assert ends_s is not None
+        server.advance(ends_s)
+        found[keeps] = dict(server.end_first().tokens), ends_s
+    assert found[0] == ({0: 10}, pytest.approx(1.2))
+    assert found[1] == found[None] == ({0: 4, 1: 6}, pytest.approx(1.2 + 0.5 * 8.5 / 10))

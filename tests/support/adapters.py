@@ -15,8 +15,9 @@ from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.snapshot import raw_tensor
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.merging import merge_adapter
-from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE, adapter_documents
-from agentrl.weights.tensors import write_safetensors
+from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE, adapter_documents, read_adapter
+from agentrl.weights.tensors import model_checksum, write_safetensors
+from agentrl.weights.types import Publication
 
 
 def make_adapter(base: Path, folder: Path, *, seed: int = 0, rank: int = 4, targets: Sequence[str] | None = None) -> Path:
@@ -34,6 +35,14 @@ def make_adapter(base: Path, folder: Path, *, seed: int = 0, rank: int = 4, targ
     for name, content in adapter_documents(model.adapter.peft_config(str(base)), model.base).items():
         (folder / name).write_bytes(content)
     return folder
+
+
+def published_adapter(folder: Path, version: int) -> Publication:
+    """Return the adapter in `folder` as a trainer publishes it."""
+    digests = {name: raw.checksum(name) for name, raw in read_adapter(folder).items()}
+    return Publication(
+        version=version, path=str(folder), checksum=model_checksum(digests), tensor_checksums=digests, adapter=True
+    )
 
 
 def merged_logprobs(base: Path, adapter: Path | None, ids: Int32Array) -> Float32Array:

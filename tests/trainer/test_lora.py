@@ -14,15 +14,20 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
+from agentrl.config import parse_config
 from agentrl.errors import ConfigError, TrainError
 from agentrl.trainer.checkpoints.read import read_checkpoint
 from agentrl.trainer.config import LoraConfig
+from agentrl.trainer.lora import add_adapters
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shape import MeshShape
-from agentrl.trainer.parallel.snapshot import torch_tensor
+from agentrl.trainer.parallel.snapshot import raw_tensor, torch_tensor
 from agentrl.trainer.policy import PolicyTrainer
+from agentrl.weights.disk import publish_adapter
 from agentrl.weights.model_files import model_tensors
+from agentrl.weights.peft_files import ADAPTER_BASE_FILE, ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE
+from agentrl.weights.tensors import StoredTensor, read_safetensors
 from tests.support.ranks import on_ranks
 from tests.support.tiny import Architecture, tiny_checkpoint
 from tests.trainer.helpers import full_logprobs, load_plain, random_batch, save_checkpoint, state_bytes
@@ -199,6 +204,50 @@ def test_an_altered_description_of_the_adapter_is_damage(tmp_path: Path) -> None
         read_checkpoint(tmp_path / "saved")
 
 
+def published_files(ranks: Ranks, path: Path, saved: Path, folder: Path) -> dict[str, bytes]:
+    """Return what a mesh publishes of the adapter in the checkpoint `saved`; nothing on the ranks that do not write."""
+    model = make_trainer(ranks, path, LORA).model
+    assert model.adapter is not None
+    stored = read_safetensors(saved / ADAPTER_WEIGHTS_FILE)
+    model.adapter.read({name: StoredTensor.of(raw) for name, raw in stored.items()}, saved)
+    copies = model.adapter.copies(ranks)
+    if ranks.rank != 0:
+        return {}
+    tensors = {name: raw_tensor(tensor) for name, tensor in copies.items()}
+    publication = publish_adapter(tensors, model.adapter.documents(model.base), version=2, directory=folder)
+    return {file.name: file.read_bytes() for file in Path(publication.path).iterdir()}
+
+
+@pytest.mark.parametrize("mesh", [MeshShape(tp=2), MeshShape(dp=2)], ids=str)
+def test_a_mesh_publishes_the_bytes_of_one_process_as_safetensors_and_json(tmp_path: Path, mesh: MeshShape) -> None:
+    path, saved = tiny_checkpoint(tmp_path / "model"), tmp_path / "saved"
+    save_checkpoint(trained_one_step(path, LORA), saved)
+    alone = published_files(Ranks(), path, saved, tmp_path / "alone")
+    first, *others = on_ranks(mesh, published_files, path, saved, tmp_path / "together")
+    assert first == alone
+    assert others == [{}]
+    assert set(alone) == {ADAPTER_WEIGHTS_FILE, ADAPTER_CONFIG_FILE, ADAPTER_BASE_FILE}
+    assert alone[ADAPTER_WEIGHTS_FILE] == (saved / ADAPTER_WEIGHTS_FILE).read_bytes()
+
+
+@pytest.mark.parametrize("given", ["all", "all-linear", ["q_proj", "v_proj"]])
+def test_files_and_flags_of_servers_list_targets_by_the_names_of_the_layers(tmp_path: Path, given: str | list[str]) -> None:
+    path = tiny_checkpoint(tmp_path / "model")
+    settings = {"rank": 2, "targets": given}
+    adapter = PolicyModel(path, device=torch.device("cpu"), lora=LoraConfig.model_validate(settings)).adapter
+    assert adapter is not None
+    listed = adapter.peft_config("base").target_modules
+    assert isinstance(listed, tuple)
+    assert set(listed) == {name.split(".")[-3] for name, _ in adapter.matrices().values()}
+    run = parse_config({
+        "workflow": "my:Agent", "tasks": {"path": "t.jsonl"}, "model": {"path": "m"},
+        "trainer": {"lora": settings}, "sync": {"adapter": "adapter"}, "inference": {"backend": "sglang"},
+    })  # fmt: skip
+    flags = run.resolved_inference.sglang_args
+    at = flags.index("--lora-target-modules") + 1
+    assert flags[at : at + len(listed)] == listed
+
+
 def test_settings_that_differ_from_those_of_the_checkpoint_are_named(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model")
     save_checkpoint(trained_one_step(path, LORA), tmp_path / "adapter")
@@ -218,6 +267,12 @@ def test_a_rank_above_the_size_of_a_layer_is_refused(tmp_path: Path) -> None:
         PolicyModel(path, device=torch.device("cpu"), lora=LoraConfig(rank=20))
 
 
+def test_targets_that_match_no_layer_are_refused_with_those_that_there_are() -> None:
+    module = torch.nn.ModuleDict({"q_proj": torch.nn.Linear(8, 8), "norm": torch.nn.LayerNorm(8)})
+    with pytest.raises(ConfigError, match=r"trainer\.lora\.targets: the model has no linear layer up_proj; it has q_proj"):
+        add_adapters(module, LoraConfig(rank=2, targets=("up_proj",)), None, "the model")
+
+
 def test_a_pattern_that_matches_nothing_is_refused(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model")
     with pytest.raises(ConfigError, match=r"trainer\.trainable: 'visual' matches no weight"):
@@ -226,7 +281,8 @@ def test_a_pattern_that_matches_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_targets_are_layers_or_all_of_them_and_dropout_is_0() -> None:
     assert len(LoraConfig.model_validate({"targets": "all-linear", "dropout": 0}).targets) == 7
-    with pytest.raises(ValidationError, match="q_proj"):
-        LoraConfig.model_validate({"targets": ["qkv"]})
+    for given in (["qkv"], ["all-linear"], "q_proj|v_proj", [".*_proj"]):  # neither fused names nor patterns
+        with pytest.raises(ValidationError, match="targets"):
+            LoraConfig.model_validate({"targets": given})
     with pytest.raises(ValidationError, match="sample without it"):
         LoraConfig.model_validate({"dropout": 0.1})

@@ -58,11 +58,12 @@ async def launch_pool(
     seed: int = 0,
     log_dir: str | Path,
     launcher: Launcher | None = None,
+    max_adapter_lag: int | None = None,
 ) -> AsyncGenerator[ServerPool, None]:
     """Yield a pool over the servers of a config, launched here or already running.
 
     Launched servers start with the HF checkpoint at `model_path`; server n samples by `seed + n`. Without a `launcher` they
-    run on this machine. Every id sent or received is below `vocab_size`.
+    run on this machine. Every id sent or received is below `vocab_size`. `max_adapter_lag` is that of `SGLangServer`.
 
     Raises:
         ConfigError: the named key or SGLang's Python is missing, or servers accept less context than the config asks for.
@@ -82,6 +83,7 @@ async def launch_pool(
             api_key=key,
             request_timeout_s=config.request_timeout_s,
             control_timeout_s=config.control_timeout_s,
+            max_adapter_lag=max_adapter_lag,
         )
 
     try:

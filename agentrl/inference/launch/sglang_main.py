@@ -13,6 +13,7 @@ SGLang spawns its child processes, so each of them imports this file again and r
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import importlib.util
 import itertools
@@ -35,6 +36,10 @@ _CPU_DEFAULTS = {
     "--skip-server-warmup": (),
     "--sleep-on-idle": (),  # an idle scheduler would poll, and take a core from the trainer
 }
+
+
+_CPU_LORA_DEFAULTS = {"--lora-backend": ("torch_native",)}  # the other backends compute with Triton
+_MAKES_TENSORS = ("empty", "ones", "tensor", "zeros")
 
 
 class MissingKernels(types.ModuleType):
@@ -87,7 +92,8 @@ def on_cpu(arguments: Sequence[str]) -> bool:
 def with_cpu_defaults(arguments: Sequence[str]) -> list[str]:
     """Return the arguments, with the defaults for a CPU in front of them where they are not given."""
     given = {argument.partition("=")[0] for argument in arguments}
-    added = [word for flag, values in _CPU_DEFAULTS.items() if flag not in given for word in (flag, *values)]
+    defaults = _CPU_DEFAULTS | (_CPU_LORA_DEFAULTS if "--enable-lora" in given else {})
+    added = [word for flag, values in defaults.items() if flag not in given for word in (flag, *values)]
     return [*added, *arguments]
 
 
@@ -110,6 +116,28 @@ def stand_in_for_kernels() -> object:
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         return library
     return None
+
+
+def do_without_pinned_memory() -> None:
+    """Have torch make ordinary tensors where pinned ones are asked for.
+
+    SGLang 0.5.23 pins the indices of every batch with LoRA adapters for a copy to a GPU, and a CPU build of torch refuses.
+    """
+    import torch
+
+    def stays(tensor: torch.Tensor, *_args: object) -> torch.Tensor:
+        return tensor
+
+    def unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(make)
+        def made(*args: object, pin_memory: bool = False, **kwargs: object) -> torch.Tensor:
+            return make(*args, **kwargs)
+
+        return made
+
+    torch.Tensor.pin_memory = stays
+    for name in _MAKES_TENSORS:
+        setattr(torch, name, unpinned(getattr(torch, name)))
 
 
 def hide_in_logs(secret: str) -> None:
@@ -214,6 +242,8 @@ def prepare() -> object:
     if on_cpu(arguments):
         for name, value in _CPU_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+        if "--enable-lora" in arguments:
+            do_without_pinned_memory()
         return stand_in_for_kernels()
     return None
 

@@ -26,8 +26,12 @@ from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.types import ExpectedWeights, Publication, WeightChannel
 
 PauseMode = Literal["retract", "in_place"]
-PAUSES: Mapping[Literal["exact", "fast"], PauseMode] = {"exact": "retract", "fast": "in_place"}
-"""The pause mode of servers for each value of `inference.pause_mode`."""
+PAUSES: Mapping[Literal["exact", "fast", "pinned"], PauseMode] = {
+    "exact": "retract",
+    "fast": "in_place",
+    "pinned": "retract",
+}
+"""The pause mode of servers for each value of `inference.pause_mode`; servers do not pause for an adapter."""
 
 
 class Server(Protocol):

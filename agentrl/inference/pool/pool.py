@@ -108,7 +108,7 @@ class ServerPool:
         self._members = Members(servers)
         self._updater = Updater(
             self._members,
-            mode=PAUSES[config.pause_mode],
+            mode=PAUSES[config.pause_mode or "exact"],
             on_failure=config.on_server_failure,
             patience_s=config.control_timeout_s,
             retries=config.request_retries,

@@ -36,7 +36,7 @@ class SwapReport(NamedTuple):
     pause_after_s: float
     """Seconds from the beginning of the swap to the first pause."""
     pause_s: float
-    """Seconds from the first pause to the last continue."""
+    """Seconds from the first pause to the last continue; 0 where servers did not pause."""
     num_bytes: int | None
     """Bytes sent to each server; None where servers read files."""
     trainer_digest: str
@@ -77,7 +77,7 @@ class WeightSwap:
             await each(partial(self._resume, transfer))
             return SwapReport(
                 pause_after_s=began - entered,
-                pause_s=anyio.current_time() - began,
+                pause_s=anyio.current_time() - began if transfer.pauses else 0.0,
                 num_bytes=transfer.num_bytes,
                 trainer_digest=labelled_digest("agentrl", transfer.expected.tensor_checksums),
                 server_digests={

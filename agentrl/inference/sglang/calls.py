@@ -12,11 +12,9 @@ A stream that loses a piece after its ids are out therefore fails with `ServerUn
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 from uuid import uuid4
 
 import anyio
@@ -26,6 +24,7 @@ import orjson
 from agentrl.concurrency import Deadline
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.sglang.adapter_uses import AdapterUses, NamedAdapter
 from agentrl.inference.sglang.transport import Transport
 from agentrl.inference.sglang.wire import GenerateReply, check_request, generate_body, parse_event, parse_reply
 from agentrl.types import Float32Array, Int32Array, StopReason, VersionSpan
@@ -79,10 +78,11 @@ class Assembly:
             sampling, rid=rid, ids_json=ids_json, limit=limit, stream=stream, cache_salt=cache_salt, adapter=adapter
         )
 
-    def take(self, reply: GenerateReply, *, caller_aborted: bool, streamed: bool = False) -> None:
+    def take(self, reply: GenerateReply, *, caller_aborted: bool, streamed: bool = False, moved: bool = False) -> None:
         """Add a checked reply as a piece; afterwards the call is `done`, or must be sent again.
 
         `caller_aborted`: the caller gets the tokens there are. `streamed`: it has them, so they cannot be sampled again.
+        `moved`: an abort is agentrl's own, and counts as a retraction.
 
         Raises:
             ReplyError: the piece has more tokens than asked for.
@@ -105,8 +105,11 @@ class Assembly:
             self._stop_reason = StopReason.ABORT
         elif len(self.output_ids) == limit:
             self._stop_reason = StopReason.LENGTH
-        elif not streamed and not self._continuable():
+        elif not streamed and not self.continuable:
             self.output_ids, self._logprobs, self._spans = _NO_IDS, _NO_LOGPROBS, []
+        if moved:
+            self._retractions += not self.done
+            return
         self._aborts += 1
         if not self.done and self._aborts > _MAX_SERVER_ABORTS:
             raise ServerUnavailable(
@@ -132,7 +135,9 @@ class Assembly:
             server=self._url,
         )
 
-    def _continuable(self) -> bool:
+    @property
+    def continuable(self) -> bool:
+        """Whether the rest may be asked for in a request of its own."""
         # A server finds stop strings, and counts tokens for penalties, in the output of one request only.
         sampling = self.request.sampling
         return not sampling.stop and sampling.frequency_penalty == 0 and sampling.presence_penalty == 0
@@ -165,27 +170,6 @@ class Assembly:
         return ReplyError(f"{self._url}: request {self.request.request_id} got {got}", url=self._url)
 
 
-class NamedAdapter(NamedTuple):
-    """The LoRA adapter that calls name."""
-
-    name: str
-    version: int
-    base: int
-    """Version of the weights below it, which the server reports for every token."""
-
-    def labelled(self, reply: GenerateReply, url: str) -> GenerateReply:
-        """Return `reply` with the version of the adapter in place of that of the weights below it."""
-        if others := {span.version for span in reply.spans} - {self.base}:
-            raise ServerUnavailable(
-                f"{url}: answered with weights of version {min(others)} below the adapter {self.name}, which was loaded on "
-                f"version {self.base}; does another program update this server?",
-                url=url,
-            )
-        if not len(reply.output_ids):
-            return reply
-        return reply._replace(spans=(VersionSpan(start=0, end=len(reply.output_ids), version=self.version),))
-
-
 @dataclass(slots=True, eq=False)
 class ServerCall:
     """A model call and its piece in flight."""
@@ -202,13 +186,12 @@ class ServerCall:
     caller_aborted: bool = False
     adapter: NamedAdapter | None = None
     """Of the last piece sent."""
+    moved: bool = False
+    """agentrl aborted its piece in flight, so that the rest is sampled with a newer adapter."""
 
 
-def as_lost_adapter(call: ServerCall, error: RequestRejected) -> ServerError:
-    """Return the error of a call whose adapter its server lost, as by a restart, so that it is sent again; or `error`."""
-    if call.adapter is None or call.adapter.name not in str(error):
-        return error
-    return ServerUnavailable(f"{error}; was the server restarted?", status=error.status, url=error.url)
+def _explained(call: ServerCall, error: RequestRejected) -> ServerError:
+    return error if call.adapter is None else call.adapter.lost(error)
 
 
 def _longest_reply(call: ServerCall) -> int:
@@ -229,12 +212,8 @@ class ServerCalls:
         self._abort_later: list[str] = []
         self.cache_salt = ""
         """Keeps requests apart from cached prefixes of earlier weights; empty where the cache was flushed."""
-        self.adapter: NamedAdapter | None = None
-        """Named by every piece that is sent from now on; None: the weights alone."""
-        self.uses: Counter[str] = Counter()
-        """Pieces in flight of each adapter that has any."""
-        self.use_changed = anyio.Event()
-        """Set when an adapter has no piece in flight any more; there is a new one afterwards."""
+        self.adapters = AdapterUses()
+        """The adapter that pieces name, and those that are in flight."""
 
     @property
     def in_flight(self) -> int:
@@ -294,6 +273,17 @@ class ServerCalls:
         if gate is not None:
             gate.set()
 
+    async def move_on(self, oldest: int) -> None:
+        """Have calls of adapters below version `oldest` continue with the served one: their pieces end, others follow.
+
+        A call that cannot be continued ends with the adapter that it has, and so may one that was sent just now.
+        """
+        async with anyio.create_task_group() as tasks:
+            for call in self._sent:
+                if call.adapter is not None and call.adapter.version < oldest and call.assembly.continuable:
+                    call.moved = True
+                    tasks.start_soon(self._try_abort, call.rid)
+
     async def abort_held(self) -> None:
         """Abort at the server the calls that were cancelled while it was paused.
 
@@ -313,12 +303,10 @@ class ServerCalls:
         """Wait for the gate, then return the body of the next piece; `land` must follow."""
         while self._gate is not None:
             await self._gate.wait()
-        call.adapter = self.adapter
+        call.adapter, call.moved = self.adapters.begin(), False
         name = "" if call.adapter is None else call.adapter.name
         call.rid, body = call.assembly.body(stream=stream, cache_salt=self.cache_salt, adapter=name)
         self._sent.add(call)
-        if name:
-            self.uses[name] += 1
         return body
 
     def land(self, call: ServerCall) -> None:
@@ -326,20 +314,14 @@ class ServerCalls:
         if call not in self._sent:
             return
         self._sent.discard(call)
-        if call.adapter is not None:
-            name = call.adapter.name
-            self.uses[name] -= 1
-            if not self.uses[name]:
-                del self.uses[name]
-                changed, self.use_changed = self.use_changed, anyio.Event()
-                changed.set()
+        self.adapters.end(call.adapter)
 
     def take(self, call: ServerCall, reply: bytes, *, streamed: bool) -> None:
         """Check the reply to a piece and add it to its call."""
         checked = parse_reply(reply, vocab_size=self.vocab_size, url=self.url)
         if call.adapter is not None:
             checked = call.adapter.labelled(checked, self.url)
-        call.assembly.take(checked, caller_aborted=call.caller_aborted, streamed=streamed)
+        call.assembly.take(checked, caller_aborted=call.caller_aborted, streamed=streamed, moved=call.moved)
 
     def payloads(self, call: ServerCall, body: bytes) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Open the event stream of a piece."""
@@ -371,7 +353,7 @@ class ServerCalls:
             try:
                 reply = await self._transport.call("POST", "/generate", body, max_bytes=_longest_reply(call))
             except RequestRejected as error:
-                raise as_lost_adapter(call, error) from error
+                raise _explained(call, error) from error
             except anyio.get_cancelled_exc_class():
                 await self.abandon(call.rid)
                 raise
@@ -433,11 +415,11 @@ class Chunks(AsyncIterator[GenerationChunk]):
             try:
                 self._events = await self._piece.enter_async_context(self._calls.payloads(self._call, body))
             except RequestRejected as error:
-                raise as_lost_adapter(self._call, error) from error
+                raise _explained(self._call, error) from error
         try:
             return await self._next_event(self._events)
         except RequestRejected as error:
-            raise as_lost_adapter(self._call, error) from error
+            raise _explained(self._call, error) from error
 
     async def _next_event(self, events: AsyncIterator[bytes]) -> GenerationChunk | None:
         payload = await anext(events, None)

@@ -1,7 +1,8 @@
 """The LoRA adapters of one server: one for each version, loaded before calls name it, unloaded when none needs it.
 
-Invariant: from `serve` on, every call and every scoring names the adapter of the version, and keeps it to its end. A loaded
-adapter is the served one, one that running calls began with, or one about to be unloaded; so their number is bounded.
+Invariant: from `serve` on, every request names the adapter of the version, and keeps it to its end. A call keeps it too,
+unless it falls more than `max_lag` versions behind: the rest of it is then asked for under the newest. A loaded adapter is
+the served one, one that running calls have, or one about to be unloaded; so their number is bounded.
 
 Guards against known ways to mislead: a name stands for one version and its digest, and is never loaded twice; names that an
 earlier run left are unloaded first; a refusal is an error, with the server's words. Who waits for whom: a load waits for
@@ -18,7 +19,8 @@ import orjson
 
 from agentrl.concurrency import Deadline
 from agentrl.errors import ConfigError, WeightSyncError
-from agentrl.inference.sglang.calls import NamedAdapter, ServerCalls
+from agentrl.inference.sglang.adapter_uses import NamedAdapter
+from agentrl.inference.sglang.calls import ServerCalls
 from agentrl.inference.sglang.transport import Control
 from agentrl.inference.sglang.wire import AdapterModels, ModelInfo, ServerInfo, decode, parse_version
 from agentrl.weights.types import Publication
@@ -71,8 +73,12 @@ def adapter_name(publication: Publication) -> str:
 class AdapterCalls:
     """The calls to one server over HTTP; an `AdapterReceiver`."""
 
-    def __init__(self, control: Control, info: Callable[[], ServerInfo], calls: ServerCalls) -> None:
-        self._control, self._info, self._calls = control, info, calls
+    def __init__(
+        self, control: Control, info: Callable[[], ServerInfo], calls: ServerCalls, *, max_lag: int | None = None
+    ) -> None:
+        """Serve adapters; calls end with one that is at most `max_lag` versions behind the newest, None: with any."""
+        self._control, self._info, self._calls, self._uses = control, info, calls, calls.adapters
+        self._max_lag = max_lag
 
     async def load(self, publication: Publication) -> None:
         """Load an adapter from its directory, after those that nothing needs are unloaded.
@@ -91,7 +97,7 @@ class AdapterCalls:
         await self._tidy({name})
         loaded = await self.names()
         if info.max_loaded_loras is not None and len(loaded) >= info.max_loaded_loras:
-            oldest = min((each for each in loaded if each in self._calls.uses), key=_version_in, default=None)
+            oldest = min((each for each in loaded if each in self._uses.names), key=_version_in, default=None)
             if oldest is None:
                 raise WeightSyncError(
                     f"{url}: holds {len(loaded)} LoRA adapters and has no room for another ({', '.join(sorted(loaded))}); "
@@ -111,12 +117,14 @@ class AdapterCalls:
         return decode(reply, _AdapterDigests, "/adapter_checksums", self._control.url).checksums
 
     async def serve(self, publication: Publication) -> None:
-        """Name the adapter in every call from now on; running calls keep theirs."""
+        """Name the adapter in every call from now on; running calls keep theirs, or continue with it where it is too old."""
         name, url = adapter_name(publication), self._control.url
         if name not in await self.names():
             raise WeightSyncError(f"{url}: took the adapter {name}, but does not list it")
         base = await self._base_version()
-        self._calls.adapter = NamedAdapter(name=name, version=publication.version, base=base)
+        self._uses.served = NamedAdapter(name=name, version=publication.version, base=base)
+        if self._max_lag is not None:
+            await self._calls.move_on(publication.version - self._max_lag)
         await self._tidy(set())
 
     async def names(self) -> frozenset[str]:
@@ -130,26 +138,25 @@ class AdapterCalls:
 
     async def current_version(self, reported: int) -> int:
         """Return the version that calls are computed with, where `reported` is the version of the weights."""
-        adapter = self._calls.adapter
+        adapter = self._uses.served
         if adapter is None or reported != adapter.base or adapter.name not in await self.names():
             return reported
         return adapter.version
 
     async def _tidy(self, unwanted: set[str]) -> None:
         """Unload what an earlier version or run left: all of agentrl's adapters but the served one and those in use."""
-        served = self._calls.adapter
+        served = self._uses.served
         kept = {served.name} if served is not None else set[str]()
         for name in sorted(await self.names(), key=_version_in):
             if name in unwanted:  # the server came back with it; calls that were moved elsewhere are ending
                 await self._until_unused(name)
-            if name in unwanted or (name.startswith(_OURS) and name not in kept and name not in self._calls.uses):
+            if name in unwanted or (name.startswith(_OURS) and name not in kept and name not in self._uses.names):
                 await self._control.weights("/unload_lora_adapter", {"lora_name": name}, f"unload the adapter {name}")
 
     async def _until_unused(self, name: str) -> None:
         message = f"{self._control.url}: agentrl waited for the calls of the adapter {name}, to make room for another"
         with Deadline(self._control.timeout_s, lambda: message, self._control.url):
-            while name in self._calls.uses:
-                await self._calls.use_changed.wait()
+            await self._uses.until_unused(name)
 
     async def _base_version(self) -> int:
         return parse_version((await self._model_info()).weight_version, self._control.url)

@@ -163,8 +163,12 @@ class SGLangServer:
         api_key: str | None = None,
         request_timeout_s: float = 600.0,
         control_timeout_s: float = 60.0,
+        max_adapter_lag: int | None = None,
     ) -> None:
-        """Remember where the server is; `connect` talks to it first. The deadlines are those of one call."""
+        """Remember where the server is; `connect` talks to it first. The deadlines are those of one call.
+
+        `max_adapter_lag`: versions that the LoRA adapter of a running call may be behind the newest; None: any number.
+        """
         self._transport = Transport(url, api_key=api_key)
         self._control = Control(self._transport, timeout_s=control_timeout_s)
         self._calls = ServerCalls(self._transport, vocab_size=vocab_size, timeout_s=request_timeout_s)
@@ -175,7 +179,7 @@ class SGLangServer:
         self._info: ServerInfo | None = None
         self.groups: Receiver = GroupCalls(self._control, lambda: self.info, flush=self._flush, has=self._has)
         """Its part in taking weights from the trainer's memory."""
-        self._adapters = AdapterCalls(self._control, lambda: self.info, self._calls)
+        self._adapters = AdapterCalls(self._control, lambda: self.info, self._calls, max_lag=max_adapter_lag)
         self.adapters: AdapterReceiver = self._adapters
         """Its part in taking LoRA adapters."""
         self._version = 0
@@ -320,7 +324,7 @@ class SGLangServer:
 
     async def score(self, token_ids: Int32Array) -> Float32Array:
         """Return the log-probs of `token_ids[1:]`, each given the ids before it, `[L-1] float32`, nats, temperature 1."""
-        adapter = self._calls.adapter
+        adapter = self._calls.adapters.served
         body = score_body(np.asarray(token_ids, np.int32), "" if adapter is None else adapter.name)
         reply = await self._control.call("POST", "/generate", body, f"log-probs of a probe of {len(token_ids)} tokens")
         return parse_scores(reply, token_ids, self.url)

@@ -32,9 +32,8 @@ from agentrl.servers.scripted.socket_server import serve_scripted
 from agentrl.servers.serve import serving
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE, read_adapter
-from agentrl.weights.tensors import model_checksum
-from agentrl.weights.types import Publication
 from tests.support.adapters import make_adapter, merged_logprobs
+from tests.support.adapters import published_adapter as published
 from tests.support.calls import Call, ask
 from tests.support.tiny import tiny_checkpoint
 
@@ -49,13 +48,6 @@ def anyio_backend() -> str:
 
 
 pytestmark = pytest.mark.anyio
-
-
-def published(folder: Path, version: int) -> Publication:
-    digests = {name: raw.checksum(name) for name, raw in read_adapter(folder).items()}
-    return Publication(
-        version=version, path=str(folder), checksum=model_checksum(digests), tensor_checksums=digests, adapter=True
-    )
 
 
 def probe_of(base: Path, adapter: Path) -> Probe:

@@ -115,8 +115,8 @@ class TerminalWorkflow(RolloutWorkflow):
     def reference(self, task: Task) -> list[str] | None:
         """Return the replies of the oracle: a call that runs the task's own solution, and a last word."""
         harbor = read_harbor_folder(Path(task["folder"]))
-        files = {name: base64.encodebytes(path.read_bytes()).decode() for name, path in harbor.files("solution").items()}
-        if "solve.sh" not in files:
+        files = solution_files(harbor)
+        if "/solution/solve.sh" not in files:
             return None
         call = {"name": "bash", "arguments": {"command": solution_command(files, harbor.solution_env)}}
         return [f"<tool_call>\n{json.dumps(call)}\n</tool_call>", "The task is done."]
@@ -136,11 +136,16 @@ class TerminalWorkflow(RolloutWorkflow):
                 self._open = None
 
 
-def solution_command(files: Mapping[str, str], variables: Mapping[str, str]) -> str:
-    """Return the lines of bash that write a solution and run it; `files` are base64 by their path in `/solution`."""
+def solution_files(harbor: HarborTask) -> dict[str, bytes]:
+    """Return the files of a task's solution, by their path in a container."""
+    return {f"/solution/{name}": path.read_bytes() for name, path in harbor.files("solution").items()}
+
+
+def solution_command(files: Mapping[str, bytes], variables: Mapping[str, str]) -> str:
+    """Return the lines of bash that write the files of a solution and run it."""
     lines: list[str] = []
-    for name, data in files.items():
-        path = f"/solution/{name}"
+    for path, content in files.items():
+        data = base64.encodebytes(content).decode()
         lines.append(f"mkdir -p {shlex.quote(path.rpartition('/')[0])}; base64 -d > {shlex.quote(path)} <<'END'\n{data}END")
     given = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     return "\n".join([*lines, f"{given} bash /solution/solve.sh </dev/null".strip()])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import shlex
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping
@@ -26,6 +27,7 @@ from agentrl.sandbox.containers.workbench import CONTAINER_LIMITS
 from agentrl.sandbox.types import Limits
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
+from agentrl_workflows.terminal.feedback import TaskFeedback, TurnFeedback
 from agentrl_workflows.terminal.verifier import TaskVerifier, prepare_bench
 
 
@@ -36,6 +38,8 @@ class Workplace(NamedTuple):
     harbor: HarborTask
     door: Door | None
     """The way to the policy for programs in the container, where the workflow is `served`."""
+    feedback: TurnFeedback
+    """Rewards the last turn where the task offers feedback: `await place.feedback.give(client)`."""
 
 
 class TerminalWorkflow(RolloutWorkflow):
@@ -49,6 +53,7 @@ class TerminalWorkflow(RolloutWorkflow):
             None as its folder for the programs of this machine.
         limits: fields of `Limits` that differ from those of a container; a task that asks for less memory gets less.
         max_open: episodes that have a container at a time.
+        feedback_weight: what turns earn for a gain of 1 in the feedback of a task that offers it (`tests/feedback.sh`).
     """
 
     served: bool = False
@@ -60,13 +65,17 @@ class TerminalWorkflow(RolloutWorkflow):
         images: Mapping[str, str | None] | None = None,
         limits: Mapping[str, Any] | None = None,
         max_open: int = 64,
+        feedback_weight: float = 0.5,
     ) -> None:
+        if not 0 <= feedback_weight < math.inf:
+            raise ConfigError(f"feedback_weight: expected a number of at least 0, got {feedback_weight}")
         try:
             self._limits = Limits.model_validate({**CONTAINER_LIMITS.model_dump(), **(limits or {})})
         except ValidationError as error:
             raise ConfigError(f"limits: {error}") from None
         self._images, self._max_open = dict(images or {}), max_open
-        self._open: tuple[BubblewrapContainers, TaskVerifier] | None = None
+        self._feedback_weight = feedback_weight
+        self._open: tuple[BubblewrapContainers, TaskVerifier, TaskFeedback] | None = None
 
     @abstractmethod
     async def work(self, task: Task, client: Client, place: Workplace) -> None:
@@ -86,7 +95,7 @@ class TerminalWorkflow(RolloutWorkflow):
         """
         if self._open is None:
             raise WorkflowError(f"{self.name}: its containers are closed; use `async with workflow.opened():`")
-        containers, verifier = self._open
+        containers, verifier, feedback = self._open
         harbor = read_harbor_folder(Path(task["folder"]))
         limits = self.limits_of(harbor)
         environment = {**harbor.image.env, **harbor.agent_env}
@@ -98,7 +107,8 @@ class TerminalWorkflow(RolloutWorkflow):
                 port = None if door is None else urlsplit(door.server_url).port
                 run = bench.run(directory=harbor.image.workdir, environment=environment, port=port)
                 async with run as container:
-                    await self.work(task, client, Workplace(container, harbor, door))
+                    turns = TurnFeedback(feedback, container, harbor, limits, self._feedback_weight)
+                    await self.work(task, client, Workplace(container, harbor, door, turns))
             verdict = await verifier.verify(bench, harbor, limits)
         parts = {f"reward.{name}": value for name, value in verdict.parts.items() if name.isidentifier()}
         client.record(verifier_broken=bool(verdict.broken), **parts)
@@ -129,7 +139,7 @@ class TerminalWorkflow(RolloutWorkflow):
             ConfigError: this machine cannot run them, or an image is no folder of one.
         """
         async with open_containers(images=self._images, limits=self._limits, max_open=self._max_open) as containers:
-            self._open = (containers, TaskVerifier(containers))
+            self._open = (containers, TaskVerifier(containers), TaskFeedback(containers))
             try:
                 yield
             finally:

@@ -26,7 +26,9 @@ def main() -> None:
     parser.add_argument("--after", required=True, help="the commit with the tests and the sources of the oracle")
     parser.add_argument("--runner", choices=("pytest", "unittest"), default="unittest", help="what runs the tests")
     parser.add_argument("--packages", type=Path, help="folder that `pip install --target` made, with pytest where it runs")
-    parser.add_argument("--tests", nargs="+", default=[], metavar="PATTERN", help="paths of tests, instead of the usual ones")
+    parser.add_argument(
+        "--tests", nargs="+", default=[], metavar="PATTERN", help="paths of tests, instead of the usual ones"
+    )
     parser.add_argument("--paths", nargs="+", default=["src", "."], help="folders of the project that Python imports from")
     parser.add_argument("--image", default="debian:12", help="the name that the task has for its image")
     parser.add_argument("--root", help="folder of the unpacked image; without it, this machine's programs")

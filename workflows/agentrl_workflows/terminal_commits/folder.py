@@ -26,7 +26,7 @@ class TaskOptions:
 
     runner: Runner = "unittest"
     packages: Path | None = None
-    """Folder of Python packages that project and tests import, such as `pip install --target` makes; None: they need none."""
+    """Folder of Python packages that project and tests import, such as `pip install --target` makes; None: none."""
     tests: tuple[str, ...] = TESTS
     """Patterns of the paths of tests."""
     paths: tuple[str, ...] = ("src", ".")
@@ -57,11 +57,7 @@ class CommitTask:
 
     def suite(self) -> dict[str, CommitFile]:
         """Return the tests of the second commit, and what it tells a test runner."""
-        return {
-            path: file
-            for path, file in self.after.files.items()
-            if fits(path, self.options.tests) or path in SETTINGS
-        }
+        return {path: file for path, file in self.after.files.items() if fits(path, self.options.tests) or path in SETTINGS}
 
     def test_files(self) -> list[str]:
         """Return the paths of files with tests."""
@@ -121,8 +117,8 @@ class CommitTask:
         said = "\n".join(f"> {line}".rstrip() for line in self.history.messages(self.before, self.after).splitlines())
         return (
             "The project in /app needs a change of its sources. Its developers describe the change so:\n\n"
-            f"{said}\n\nThe following tests fail now, or are not there yet, and have to pass. The tests that pass now have to\n"
-            "go on passing. You need not write tests.\n\n" + "\n".join([*shown, *rest, ""])
+            f"{said}\n\nThe following tests fail now, or are not there yet, and have to pass. The tests that pass now\n"
+            "have to go on passing. You need not write tests.\n\n" + "\n".join([*shown, *rest, ""])
         )
 
     def _settings(self, required: Mapping[str, str]) -> str:

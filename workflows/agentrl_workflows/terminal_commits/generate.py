@@ -62,12 +62,7 @@ async def make_task(
     Raises:
         ConfigError: the commits cannot make a task; the message says what is missing.
     """
-    if folder.exists():
-        raise ConfigError(f"{folder}: expected the name of a folder that does not exist yet")
-    history = History(repository)
-    task = CommitTask(history, history.commit(before), history.commit(after), options)
-    if not task.sources():
-        raise ConfigError(f"{repository}: {before} and {after} differ in no source; which paths are tests is --tests")
+    task = _read(repository, before, after, folder, options)
     with TemporaryDirectory(prefix="agentrl-commits-") as place:
         made = Path(place) / "task"
         async with open_containers(images={options.image: root}) as containers:
@@ -80,6 +75,16 @@ async def make_task(
         shutil.copytree(made, folder)
     fixed = sum(outcome != "passed" for outcome in required.values())
     return MadeTask(folder, fixed, len(required) - fixed, left_out)
+
+
+def _read(repository: Path, before: str, after: str, folder: Path, options: TaskOptions) -> CommitTask:
+    if folder.exists():
+        raise ConfigError(f"{folder}: expected the name of a folder that does not exist yet")
+    history = History(repository)
+    task = CommitTask(history, history.commit(before), history.commit(after), options)
+    if not task.sources():
+        raise ConfigError(f"{repository}: {before} and {after} differ in no source; which paths are tests is --tests")
+    return task
 
 
 async def _required(containers: Containers, folder: Path) -> tuple[Mapping[str, str], int]:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 import unittest
 
 LOG_CHARS = 4000
@@ -14,7 +15,7 @@ LOG_CHARS = 4000
 
 def run_pytest(root: str, files: "list[str]", settings: str) -> "dict[str, str]":
     """Return the outcomes by the names that pytest has for tests."""
-    import pytest  # noqa: PLC0415 - it is among the packages of the task
+    import pytest
 
     found: dict[str, str] = {}
 
@@ -36,11 +37,11 @@ def run_unittest(root: str, files: "list[str]") -> "dict[str, str]":
     found: dict[str, str] = {}
 
     class Recorder(unittest.TextTestResult):
-        def startTest(self, test: "unittest.TestCase") -> None:  # noqa: N802 - unittest's name
+        def startTest(self, test: "unittest.TestCase") -> None:
             found[test.id()] = "passed"
             super().startTest(test)
 
-        def stopTest(self, test: "unittest.TestCase") -> None:  # noqa: N802 - unittest's name
+        def stopTest(self, test: "unittest.TestCase") -> None:
             bad = [*self.failures, *self.errors, *self.skipped, *self.expectedFailures]
             if any(test is each or getattr(each, "test_case", None) is test for each, _ in bad):
                 found[test.id()] = "failed"
@@ -66,17 +67,21 @@ def main() -> None:
     """Read the order, run the tests, and print the outcomes."""
     order = json.load(sys.stdin)
     answer = os.dup(1)
-    log = tempfile.TemporaryFile()
+    log = tempfile.TemporaryFile()  # noqa: SIM115 - it is open to the end of the process
     for stream in (1, 2):
         os.dup2(log.fileno(), stream)
     os.chdir(order["root"])
     sys.path[:0] = order["packages"]
     sys.path += [os.path.normpath(os.path.join(order["root"], each)) for each in order["paths"]]
-    if order["runner"] == "pytest":
-        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-        outcomes = run_pytest(order["root"], order["files"], order["settings"])
-    else:
-        outcomes = run_unittest(order["root"], order["files"])
+    outcomes: dict[str, str] = {}
+    try:
+        if order["runner"] == "pytest":
+            os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+            outcomes = run_pytest(order["root"], order["files"], order["settings"])
+        else:
+            outcomes = run_unittest(order["root"], order["files"])
+    except (Exception, SystemExit):  # noqa: BLE001 - what ends a test runner is told, whatever it is
+        traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     size = log.seek(0, os.SEEK_END)

@@ -29,9 +29,11 @@ def put_back(root: str, files: "dict[str, bytes]", patterns: "tuple[str, ...] | 
         for name in [*folders, *names]:
             place = os.path.join(folder, name)
             path = name if here == "." else here + "/" + name
-            if os.path.islink(place) and (fits(path, patterns) or fits(path + "/x", patterns)):
-                os.unlink(place)
-            elif name in names and (fits(path, patterns) or path in SETTINGS):
+            if os.path.islink(place):
+                is_test = fits(path, patterns) or fits(path + "/x", patterns) or path in SETTINGS
+            else:
+                is_test = name in names and (fits(path, patterns) or path in SETTINGS)
+            if is_test:
                 os.unlink(place)
     for path, data in files.items():
         _write(root, path, data)

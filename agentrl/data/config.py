@@ -68,6 +68,9 @@ class TasksConfig(SourceConfig):
     curriculum_args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Keyword arguments of `curriculum`."""
 
+    skip_passes: int = Field(default=0, ge=0, le=100)
+    """Passes that a task sits out after a group whose episodes all succeeded, or all failed, with equal returns; 0: none."""
+
     @property
     def training(self) -> tuple[WeightedSource, ...]:
         """The sources of the training tasks."""
@@ -95,6 +98,8 @@ class TasksConfig(SourceConfig):
             problem = "eval replaces eval_path and eval_factory_args; set only one of them"
         elif problem is None and self.curriculum is None and self.curriculum_args:
             problem = "curriculum_args need tasks.curriculum; set it, or remove them"
+        elif problem is None and self.curriculum is not None and self.skip_passes:
+            problem = "a curriculum weighs tasks by their results itself; set curriculum or skip_passes, not both"
         if problem is not None:
             raise ValueError(problem)
         return self

@@ -1,7 +1,8 @@
 """The order in which a run draws its tasks.
 
 Invariant: without a curriculum the task of a group depends on the sources, the seed, `tasks.shuffle` and the number of the
-group alone, and each pass over a source that ends draws each task once. With one it depends on the results, too.
+group alone, and each pass over a source that ends draws each task once. With one, or with `tasks.skip_passes`, it depends on
+the results, too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal
 
 import anyio.to_thread
 import msgspec
@@ -17,28 +18,26 @@ import msgspec
 from agentrl.data.curriculum import MAX_RESULTS, Choice, Curriculum, GroupResult
 from agentrl.data.digest import StreamDigest, TaskDigest
 from agentrl.data.load import TrainingTasks
+from agentrl.data.skips import PassSkips, Rest, TaskPlace
 from agentrl.data.stream import TaskStream, stream_task
 from agentrl.episode.summary import is_success
 from agentrl.errors import ConfigError, RunStopped
 from agentrl.types import Group, Task
 
 
-class TaskPlace(NamedTuple):
-    """The place in the sources from which the task of a group comes."""
-
-    source: int
-    """Number of the source, from 0."""
-    draw: int
-    """Position in the draws of the source; with a curriculum, in the tasks of a source that ends."""
-
-
 class DrawState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The part of a checkpoint that belongs to a draw by a curriculum."""
+    """The part of a checkpoint that belongs to a draw by results."""
 
     places: dict[int, TaskPlace]
     """Of the open groups, by their number."""
     results: dict[str, tuple[GroupResult, ...]]
-    """Of the finished groups, by the name of the choice."""
+    """Of the finished groups, by the name of the choice of a curriculum."""
+    by: Literal["curriculum", "passes"] = "curriculum"
+    """What drew: a curriculum, or passes that tasks sit out (`tasks.skip_passes`)."""
+    skipped: dict[int, int] = {}
+    """Draws that passes left out, by the number of the source."""
+    rests: dict[int, Rest] = {}
+    """Of tasks that sit out passes, by the number of the group that was the reason."""
 
 
 class TaskDraw:
@@ -65,7 +64,10 @@ class TaskDraw:
         before = [*before, *(StreamDigest() for _ in endless[len(before) :])]
         self._streams = dict(zip(endless, before, strict=True))
         self._schedule = WeightedSchedule([source.weight for source in tasks.sources])
-        self._chooser = None if tasks.curriculum is None else _Chooser(tasks, tasks.curriculum, seed, resume)
+        by = None if resume is None else resume.by
+        chosen, skips = resume if by == "curriculum" else None, resume if by == "passes" else None
+        self._chooser = None if tasks.curriculum is None else _Chooser(tasks, tasks.curriculum, seed, chosen)
+        self._skips = _open_skips(tasks, self._orders, skips)
 
     async def task(self, number: int) -> Task:
         """Return the task of group `number`; it is RunStopped where the source or the curriculum fails.
@@ -73,7 +75,11 @@ class TaskDraw:
         Cancellation: a call of a source that blocks is left behind in its thread; the group has no task.
         """
         drawn = {source: digest.drawn for source, digest in self._streams.items()}
-        place = self._schedule[number] if self._chooser is None else self._chooser.place(number, drawn)
+        if self._chooser is not None:
+            place = self._chooser.place(number, drawn)
+        else:
+            scheduled = self._schedule[number]
+            place = scheduled if self._skips is None else self._skips.place(number, scheduled)
         source = self._sources[place.source]
         if isinstance(source.tasks, tuple):
             return self._orders[place.source][place.draw] if self._chooser is None else source.tasks[place.draw]
@@ -85,14 +91,22 @@ class TaskDraw:
 
     @property
     def on_result(self) -> Callable[[Group], None] | None:
-        """Takes the result of each finished group; None without a curriculum."""
-        return None if self._chooser is None else self._chooser.finished
+        """Takes the result of each finished group; None where results have no say."""
+        by_results = self._chooser or self._skips
+        return None if by_results is None else by_results.finished
+
+    def metrics(self) -> dict[str, float]:
+        """Return what `step` lines say of the draw."""
+        return {} if self._skips is None else self._skips.metrics()
 
     def digest(self) -> TaskDigest:
         return msgspec.structs.replace(self._finite, streams=tuple(self._streams.values()))
 
     def state(self, open_groups: Collection[int]) -> DrawState | None:
-        """Return the part of a checkpoint, without the results of the open groups, because these run again."""
+        """Return the part of a checkpoint; a curriculum forgets the results of the open groups, because these run again."""
+        if self._skips is not None:
+            places, skipped, rests = self._skips.saved(open_groups)
+            return DrawState(places=places, results={}, by="passes", skipped=skipped, rests=rests)
         return None if self._chooser is None else self._chooser.state(open_groups)
 
 
@@ -109,6 +123,9 @@ class TaskOrder:
         self._tasks = tuple(tasks)
         self._seed, self._shuffle, self._label = seed, shuffle, label
         self._pass, self._shuffled = -1, list(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
 
     def __getitem__(self, number: int) -> Task:
         wanted, at = divmod(number, len(self._tasks))
@@ -213,6 +230,13 @@ class _Chooser:
                 f"{weights!r:.200}"
             )
         return [weight * share for weight, share in zip(weights, self._shares, strict=True)]
+
+
+def _open_skips(tasks: TrainingTasks, orders: Mapping[int, TaskOrder], resume: DrawState | None) -> PassSkips | None:
+    if not tasks.skip_passes:
+        return None
+    before = resume or DrawState(places={}, results={})
+    return PassSkips(orders, tasks.skip_passes, places=before.places, skipped=before.skipped, rests=before.rests)
 
 
 async def _made(stream: TaskStream, index: int, name: str) -> Task:

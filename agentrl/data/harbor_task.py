@@ -115,6 +115,10 @@ class HarborTask(msgspec.Struct, frozen=True, kw_only=True):
             raise _field_error(self.folder, "metadata.agentrl.keep", f"expected a list of absolute paths, got {kept!r}")
         return tuple(cast("list[str]", kept))
 
+    def has_test(self, name: str) -> bool:
+        """Return whether there is a file of this name in `tests`."""
+        return (self.folder / "tests" / name).is_file()
+
     def files(self, part: str) -> dict[str, Path]:
         """Return the files below `tests` or `solution`, by their path there."""
         return dict(_files_of_part(self.folder / part))

@@ -40,6 +40,8 @@ class TrainingTasks:
 
     sources: tuple[OpenSource, ...]
     curriculum: Curriculum | None = None
+    skip_passes: int = 0
+    """Passes that a task of a source that ends sits out after a group that taught nothing."""
 
     @classmethod
     def of(cls, tasks: Sequence[Task] | TrainingTasks) -> TrainingTasks:
@@ -109,7 +111,10 @@ def load_training(config: TasksConfig) -> TrainingTasks:
         name = f"source {number}: {source.origin}" if config.sources else source.origin
         opened.append(OpenSource(name, tasks, source.weight))
     curriculum = None if config.curriculum is None else load_curriculum(config.curriculum, config.curriculum_args)
-    return TrainingTasks(tuple(opened), curriculum)
+    tasks = TrainingTasks(tuple(opened), curriculum, config.skip_passes)
+    if tasks.skip_passes and not tasks.finite:
+        raise ConfigError("tasks.skip_passes: endless sources have no passes; use a curriculum, or set a limit")
+    return tasks
 
 
 def load_held_out(config: TasksConfig) -> tuple[Task, ...]:

@@ -203,8 +203,10 @@ class Journal:
         prepared: PreparedBatch,
         report: StepReport,
         sync: SyncCost,
+        *,
+        drawn: Mapping[str, float],
     ) -> None:
-        """Record a training step; `sync` is the cost of publications since the last one."""
+        """Record a training step; `sync` is the cost of publications since the last one, `drawn` what the task draw says."""
         totals, now = self._totals, time.perf_counter()
         sampled = sum(self._flights.tokens_by_group.pop(group.index, 0) for group in groups)
         totals.add_batch(groups, prepared, report, sync, sampled)
@@ -220,6 +222,7 @@ class Journal:
             **task_outcomes(group.episodes for group in groups),
             **advantage_metrics(episodes, prepared.advantages),
             **speaker_metrics(episodes),
+            **drawn,
             "sampled_tokens": self._flights.num_tokens,
             "tokens_per_s": tokens / elapsed,
             "trainer_wait_s": since["trainer_wait_s"],

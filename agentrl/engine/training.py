@@ -303,12 +303,13 @@ class TrainLoop:
         report = replace(report, metrics={**report.metrics, **checked})
         self._held, self._seen = _Weights(number, version + 1), prepared.seen
         await self._wait_for_evaluation(version + 1)
+        drawn = self._draw.metrics()
         try:
             await self._publications.begin(publications, beside=self._may_overlap(number))
         except (ServerError, WeightSyncError):
-            self._journal.step(number, groups, prepared, report, self._publications.take_cost())  # `run` saves these weights
+            self._journal.step(number, groups, prepared, report, self._publications.take_cost(), drawn=drawn)  # `run` saves
             raise
-        self._journal.step(number, groups, prepared, report, self._publications.take_cost())
+        self._journal.step(number, groups, prepared, report, self._publications.take_cost(), drawn=drawn)
         self._progress.step(self._journal.snapshot())
         try:
             self._skipped.step(number, groups, report.skipped)

@@ -133,6 +133,8 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("advantage_positive_share_by_player.PLAYER", "share", "as `advantage_positive_share`, by player"),
         ("trained_groups", "", "numbers of the batch's groups, oldest first"),
         ("loss_tokens", "tokens", "trained tokens of the batch"),
+        ("skipped_draws", "draws", "of the run so far that left out a task that sits out a pass (`tasks.skip_passes`)"),
+        ("resting_tasks.OUTCOME", "tasks", "that sit out the present pass, solved each time (`right`) or never (`wrong`)"),
         (
             "kl_reference",
             "nats per token",

@@ -133,7 +133,8 @@ def _tasks(config: RunConfig) -> str:
     tasks = config.tasks
     sources = ", ".join(_source(source) + _share(source.weight, tasks.training) for source in tasks.training)
     order = f"; curriculum {tasks.curriculum}" if tasks.curriculum else "" if tasks.shuffle else "; in their own order"
-    return f"{sources}{order}; held out: {'none' if tasks.held_out is None else _source(tasks.held_out)}"
+    skipped = f"; solved and hopeless tasks sit out {tasks.skip_passes} passes" if tasks.skip_passes else ""
+    return f"{sources}{order}{skipped}; held out: {'none' if tasks.held_out is None else _source(tasks.held_out)}"
 
 
 def _source(source: SourceConfig) -> str:

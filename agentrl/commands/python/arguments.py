@@ -157,9 +157,8 @@ def _with_curriculum(call: str, sets: TaskSets, config: TasksConfig) -> TaskSets
     given = [name for name in ("map", "filter", "limit") if getattr(config, name)]
     if given:
         raise ConfigError(f"{call}: tasks.{given[0]} applies to files; pass the list of tasks as it should be")
-    if config.curriculum is None:
-        return sets
-    return sets._replace(train=replace(sets.train, curriculum=load_curriculum(config.curriculum, config.curriculum_args)))
+    curriculum = None if config.curriculum is None else load_curriculum(config.curriculum, config.curriculum_args)
+    return sets._replace(train=replace(sets.train, curriculum=curriculum, skip_passes=config.skip_passes))
 
 
 def one_task_set(given: GivenTasks, where: str) -> tuple[Task, ...]:

@@ -10,8 +10,7 @@ from agentrl.data.harbor_task import read_harbor_folder
 from agentrl.sandbox.containers import open_containers
 from agentrl.testing import call, play_async
 from agentrl.types import StopReason, Trajectory
-from agentrl_workflows.terminal import TerminalAgent
-from agentrl_workflows.terminal.bash_agent import Screen
+from agentrl_workflows.terminal import Screen, TerminalAgent
 from agentrl_workflows.terminal.verifier import kept_paths, read_reward
 from tests.support.terminal import write_problem
 
@@ -90,14 +89,62 @@ async def test_named_parts_are_recorded(tmp_path: Path) -> None:
 
 async def test_a_screen_tells_of_cuts_interrupts_and_lost_shells() -> None:
     async with open_containers() as containers, containers.workbench() as bench, bench.run(directory="/app") as container:
-        screen = Screen(container, 40, 30, None)
+        screen = Screen(container, max_chars=40, command_s=30)
         assert await screen.bash("true") == "(no output)"
         assert await screen.bash("echo to the screen >&2; false") == "to the screen\n[exit status 1]"
+        screen.begin_turn()
         assert "[1492 characters left out; read less at a time]" in await screen.bash("head -c 1532 /dev/zero | tr '\\0' x")
         assert await screen.bash("exit 3") == "[exit status 3]\n[a new shell starts in the first directory]"
-        hasty = Screen(container, 40, 0.3, None)
+        hasty = Screen(container, max_chars=40, command_s=0.3)
         assert await hasty.bash("sleep 100") == "[interrupted after 0.3 s]"
         assert (screen.counts["cut"], hasty.counts["timeouts"]) == (1, 1)
+
+
+async def test_the_commands_of_one_turn_share_its_budget_and_the_next_turn_has_a_whole_one() -> None:
+    async with open_containers() as containers, containers.workbench() as bench, bench.run(directory="/app") as container:
+        screen = Screen(container, max_chars=40)
+        for _ in range(2):
+            screen.begin_turn()
+            said = [await screen.bash(f"printf {letter * 30}") for letter in "abc"]
+            cut = "[20 characters left out; read less at a time]"
+            assert said == ["a" * 30, f"bbbbb\n{cut}\nbbbbb", "[30 characters left out; read less at a time]"]
+        assert screen.counts == {"commands": 6, "timeouts": 0, "cut": 4}
+
+
+FEEDBACK = "cd /app && ls *.txt 2>/dev/null | wc -l > /logs/verifier/reward.txt"
+
+
+async def test_feedback_of_a_task_rewards_each_turn_with_what_it_gained(tmp_path: Path) -> None:
+    task = write_folder(tmp_path / "one", "echo 1 > /logs/verifier/reward.txt")
+    (tmp_path / "one" / "tests" / "feedback.sh").write_text(FEEDBACK)
+    replies = [
+        call("bash", command="touch a.txt b.txt; cd /tmp; X=kept; mkdir -p /tests; echo 'exit 1' > /tests/feedback.sh"),
+        call("bash", command="ls /app | wc -l; rm /app/a.txt; mkdir -p /logs/verifier; echo 9 > /logs/verifier/reward.txt"),
+        call("bash", command="echo $X $PWD; ls /app; ls /tmp"),
+        "Done.",
+    ]
+    played = await play_async(TerminalAgent, task, replies, workflow_args=ARGUMENTS)
+    assert [turn.reward for turn in played.turns] == [1.0, -0.5, 0.0, None]
+    assert (played.final_reward, played.episode_return) == (1.0, 1.5)
+    assert (played.metrics["feedback"], played.metrics["feedback_missed"]) == (1, 0)
+    off = await play_async(TerminalAgent, task, replies, workflow_args={**ARGUMENTS, "feedback_weight": 0})
+    assert [turn.reward for turn in off.turns] == [None] * 4
+
+
+async def test_feedback_that_says_nothing_is_counted_and_changes_no_reward(tmp_path: Path) -> None:
+    task = write_folder(tmp_path / "one", "echo 1 > /logs/verifier/reward.txt")
+    (tmp_path / "one" / "tests" / "feedback.sh").write_text(f"[ -e /app/bad.txt ] && exit 1\n{FEEDBACK}")
+    scripts = (
+        "touch a.txt",
+        "touch bad.txt",
+        "rm bad.txt; ln -s /etc/passwd c.txt; touch 'x y.txt'",
+        "rm -r /app",
+        "ls /app",
+    )
+    replies = [*(call("bash", command=script) for script in scripts), "Done."]
+    played = await play_async(TerminalAgent, task, replies, workflow_args={**ARGUMENTS, "feedback_weight": 1})
+    assert [turn.reward for turn in played.turns] == [1.0, 0.0, 2.0, 0.0, 0.0, None]
+    assert (played.metrics["feedback_missed"], played.final_reward) == (3, 1.0)
 
 
 @pytest.mark.parametrize(

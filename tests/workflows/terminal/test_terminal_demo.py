@@ -69,7 +69,7 @@ async def test_outputs_of_demonstrations_are_those_of_the_container() -> None:
             async with containers.workbench(image=harbor.image.image, limits=SCRIPT_LIMITS) as bench:
                 await prepare_bench(bench, harbor, SCRIPT_LIMITS)
                 async with bench.run(directory="/app") as container:
-                    screen = Screen(container, 200, 60, None)
+                    screen = Screen(container, max_chars=200)
                     for call, reply in zip(messages[1:-1:2], messages[2:-1:2], strict=True):
                         command = json.loads(call["tool_calls"][0]["function"]["arguments"])["command"]
                         assert await screen.bash(command) == reply["content"]

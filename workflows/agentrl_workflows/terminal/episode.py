@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import shlex
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping
@@ -27,6 +28,7 @@ from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
 from agentrl.sandbox.types import Limits
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
+from agentrl_workflows.terminal.feedback import TaskFeedback, TurnFeedback
 from agentrl_workflows.terminal.verifier import TaskVerifier, prepare_bench
 
 
@@ -37,6 +39,8 @@ class Workplace(NamedTuple):
     harbor: HarborTask
     door: Door | None
     """The way to the policy for programs in the container, where the workflow is `served`."""
+    feedback: TurnFeedback
+    """Rewards the last turn where the task offers feedback: `await place.feedback.give(client)`."""
 
 
 class TerminalWorkflow(RolloutWorkflow):
@@ -51,6 +55,7 @@ class TerminalWorkflow(RolloutWorkflow):
         limits: fields of `Limits` that differ from those of a container; a task that asks for less memory gets less.
         max_open: episodes that have a container at a time.
         containers: where they run, such as `{hosts: [http://10.0.0.7:8710]}`; None: on this machine.
+        feedback_weight: what turns earn for a gain of 1 in the feedback of a task that offers it (`tests/feedback.sh`).
     """
 
     served: bool = False
@@ -63,14 +68,17 @@ class TerminalWorkflow(RolloutWorkflow):
         limits: Mapping[str, Any] | None = None,
         max_open: int = 64,
         containers: Mapping[str, object] | None = None,
+        feedback_weight: float = 0.5,
     ) -> None:
+        if not 0 <= feedback_weight < math.inf:
+            raise ConfigError(f"feedback_weight: expected a number of at least 0, got {feedback_weight}")
         try:
             self._limits = Limits.model_validate({**CONTAINER_LIMITS.model_dump(), **(limits or {})})
         except ValidationError as error:
             raise ConfigError(f"limits: {error}") from None
         self._images, self._max_open = dict(images or {}), max_open
-        self._where = read_containers_config(containers)
-        self._open: tuple[Containers, TaskVerifier] | None = None
+        self._where, self._feedback_weight = read_containers_config(containers), feedback_weight
+        self._open: tuple[Containers, TaskVerifier, TaskFeedback] | None = None
 
     @abstractmethod
     async def work(self, task: Task, client: Client, place: Workplace) -> None:
@@ -90,7 +98,7 @@ class TerminalWorkflow(RolloutWorkflow):
         """
         if self._open is None:
             raise WorkflowError(f"{self.name}: its containers are closed; use `async with workflow.opened():`")
-        containers, verifier = self._open
+        containers, verifier, feedback = self._open
         harbor = read_harbor_folder(Path(task["folder"]))
         limits = self.limits_of(harbor)
         environment = {**harbor.image.env, **harbor.agent_env}
@@ -102,7 +110,8 @@ class TerminalWorkflow(RolloutWorkflow):
                 port = None if door is None else urlsplit(door.server_url).port
                 run = bench.run(directory=harbor.image.workdir, environment=environment, port=port)
                 async with run as container:
-                    await self.work(task, client, Workplace(container, harbor, door))
+                    turns = TurnFeedback(feedback, container, harbor, limits, self._feedback_weight)
+                    await self.work(task, client, Workplace(container, harbor, door, turns))
             verdict = await verifier.verify(bench, harbor, limits)
         parts = {f"reward.{name}": value for name, value in verdict.parts.items() if name.isidentifier()}
         client.record(verifier_broken=bool(verdict.broken), **parts)
@@ -119,8 +128,8 @@ class TerminalWorkflow(RolloutWorkflow):
     def reference(self, task: Task) -> list[str] | None:
         """Return the replies of the oracle: a call that runs the task's own solution, and a last word."""
         harbor = read_harbor_folder(Path(task["folder"]))
-        files = {name: base64.encodebytes(path.read_bytes()).decode() for name, path in harbor.files("solution").items()}
-        if "solve.sh" not in files:
+        files = solution_files(harbor)
+        if "/solution/solve.sh" not in files:
             return None
         call = {"name": "bash", "arguments": {"command": solution_command(files, harbor.solution_env)}}
         return [f"<tool_call>\n{json.dumps(call)}\n</tool_call>", "The task is done."]
@@ -134,18 +143,23 @@ class TerminalWorkflow(RolloutWorkflow):
         """
         opened = open_chosen_containers(self._where, images=self._images, limits=self._limits, max_open=self._max_open)
         async with opened as containers:
-            self._open = (containers, TaskVerifier(containers))
+            self._open = (containers, TaskVerifier(containers), TaskFeedback(containers))
             try:
                 yield
             finally:
                 self._open = None
 
 
-def solution_command(files: Mapping[str, str], variables: Mapping[str, str]) -> str:
-    """Return the lines of bash that write a solution and run it; `files` are base64 by their path in `/solution`."""
+def solution_files(harbor: HarborTask) -> dict[str, bytes]:
+    """Return the files of a task's solution, by their path in a container."""
+    return {f"/solution/{name}": path.read_bytes() for name, path in harbor.files("solution").items()}
+
+
+def solution_command(files: Mapping[str, bytes], variables: Mapping[str, str]) -> str:
+    """Return the lines of bash that write the files of a solution and run it."""
     lines: list[str] = []
-    for name, data in files.items():
-        path = f"/solution/{name}"
+    for path, content in files.items():
+        data = base64.encodebytes(content).decode()
         lines.append(f"mkdir -p {shlex.quote(path.rpartition('/')[0])}; base64 -d > {shlex.quote(path)} <<'END'\n{data}END")
     given = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     return "\n".join([*lines, f"{given} bash /solution/solve.sh </dev/null".strip()])

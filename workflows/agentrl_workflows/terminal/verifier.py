@@ -113,13 +113,13 @@ async def prepare_bench(bench: Workbench, harbor: HarborTask, limits: Limits) ->
                 raise EnvironmentFault(f"{folder}/Dockerfile: RUN {command}: {said}")
 
 
-async def run_tests(bench: Workbench, harbor: HarborTask, limits: Limits) -> TaskVerdict:
-    """Return what `tests/test.sh` says of the layers of a workbench."""
+async def run_tests(bench: Workbench, harbor: HarborTask, limits: Limits, *, script: str = "test.sh") -> TaskVerdict:
+    """Return what a script of `tests/` says of the layers of a workbench."""
     tests: dict[str, LayerFile] = {f"/tests/{name}": path for name, path in harbor.files("tests").items()}
     await bench.add({**tests, "/logs/verifier/": b"", "/logs/agent/": b""})
     environment = {**harbor.image.env, **harbor.agent_env, **harbor.verifier_env}
     async with bench.run(directory=harbor.image.workdir, environment=environment, limits=limits) as container:
-        result = await container.execute(["/bin/bash", "/tests/test.sh"], timeout_s=harbor.verifier_timeout_s)
+        result = await container.execute(["/bin/bash", f"/tests/{script}"], timeout_s=harbor.verifier_timeout_s)
     if result.ended is not Ending.EXITED:
         return TaskVerdict(reward=0.0, broken=f"it ended at the {result.ended} limit: {_end_of_output(result)}")
     text, structure = await _reward_file(bench, REWARD_TEXT), await _reward_file(bench, REWARD_JSON)

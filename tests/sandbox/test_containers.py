@@ -9,9 +9,10 @@ import anyio
 import pytest
 from anyio.abc import TaskStatus
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox import Ending
-from agentrl.sandbox.containers import BubblewrapContainers, open_containers
+from agentrl.sandbox.containers import BubblewrapContainers, Workbench, open_containers
+from agentrl.sandbox.containers.prepared import PreparedLayers
 from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
 
 pytestmark = [pytest.mark.processes, pytest.mark.anyio]
@@ -210,3 +211,38 @@ async def test_few_start_at_a_time_and_many_run() -> None:
             async with anyio.create_task_group() as tasks:
                 for _ in range(12):
                     tasks.start_soon(play)
+
+
+async def test_a_preparation_runs_once_for_many_workbenches(containers: BubblewrapContainers) -> None:
+    prepared = PreparedLayers(prepare_s=120)
+
+    async def prepare(bench: Workbench) -> None:
+        async with bench.run() as container:
+            await container.shell("date +%s%N > /etc/prepared")
+
+    seen: list[bytes] = []
+
+    async def play() -> None:
+        async with containers.workbench() as bench:
+            await prepared.begin("a task", bench, prepare)
+            async with bench.run() as container:
+                seen.append((await container.shell("cat /etc/prepared")).stdout)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(play)
+    assert (len(seen), len(set(seen)), prepared.num_prepared) == (4, 1, 1)
+
+
+async def test_a_preparation_has_a_budget_and_is_not_kept_over_it(containers: BubblewrapContainers) -> None:
+    prepared = PreparedLayers(prepare_s=0.2)
+
+    async def prepare(bench: Workbench) -> None:
+        del bench
+        await anyio.sleep_forever()
+
+    for _ in range(2):
+        async with containers.workbench() as bench:
+            with pytest.raises(EnvironmentFault, match=r"preparation of a task took more than 0\.2 s"):
+                await prepared.begin("a task", bench, prepare)
+    assert prepared.num_prepared == 0

@@ -51,10 +51,20 @@ def copy_image(folder: Path, image: str, name: str) -> Path:
     return root
 
 
-def entry(root: Path, mounts: dict[str, str], variables: dict[str, str]) -> list[str]:
-    """Return the words before a command that runs it in a root."""
+def entry(root: Path, mounts: dict[str, str], variables: dict[str, str], *, is_first: bool = False) -> list[str]:
+    """Return the words before a command that runs it in a root, where it may be the first process of all."""
     words = ["bwrap", "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--uid", "0", "--gid", "0"]
-    words += ["--die-with-parent", "--as-pid-1", "--clearenv", "--bind", str(root), "/", "--ro-bind", "/usr", "/usr"]
+    words += [
+        "--die-with-parent",
+        *(["--as-pid-1"] if is_first else []),
+        "--clearenv",
+        "--bind",
+        str(root),
+        "/",
+        "--ro-bind",
+        "/usr",
+        "/usr",
+    ]
     words += ["--proc", "/proc", "--dev", "/dev"]
     for inner, outer in mounts.items():
         words += ["--ro-bind", outer, inner]
@@ -85,7 +95,7 @@ def docker(folder: Path, words: list[str]) -> int:
     parts = [dict(pair.split("=", 1) for pair in mount.split(",") if "=" in pair) for mount in given["--mount"]]
     variables = dict(pair.split("=", 1) for pair in given["--env"])
     root = copy_image(folder, image, name)
-    inside = entry(root, {part["target"]: part["source"] for part in parts}, variables)
+    inside = entry(root, {part["target"]: part["source"] for part in parts}, variables, is_first=True)
     code = play(folder, name, [*inside, given["--entrypoint"][0], *command])
     shutil.rmtree(root, ignore_errors=True)
     return code

@@ -13,6 +13,7 @@ import shlex
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ from agentrl.data.harbor_task import HarborTask, read_harbor_folder
 from agentrl.errors import ConfigError, WorkflowError
 from agentrl.sandbox.containers import Container, Containers, LayerFile
 from agentrl.sandbox.containers.config import open_chosen_containers, read_containers_config
+from agentrl.sandbox.containers.prepared import PREPARE_S, PreparedLayers
 from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
 from agentrl.sandbox.types import Limits
 from agentrl.types import Task
@@ -56,6 +58,7 @@ class TerminalWorkflow(RolloutWorkflow):
         max_open: episodes that have a container at a time.
         containers: where they run, such as `{hosts: [http://10.0.0.7:8710]}`; None: on this machine.
         feedback_weight: what turns earn for a gain of 1 in the feedback of a task that offers it (`tests/feedback.sh`).
+        prepare_s: seconds that the commands of a task's image have together; they run once for all its episodes.
     """
 
     served: bool = False
@@ -69,6 +72,7 @@ class TerminalWorkflow(RolloutWorkflow):
         max_open: int = 64,
         containers: Mapping[str, object] | None = None,
         feedback_weight: float = 0.5,
+        prepare_s: float = PREPARE_S,
     ) -> None:
         if not 0 <= feedback_weight < math.inf:
             raise ConfigError(f"feedback_weight: expected a number of at least 0, got {feedback_weight}")
@@ -78,7 +82,8 @@ class TerminalWorkflow(RolloutWorkflow):
             raise ConfigError(f"limits: {error}") from None
         self._images, self._max_open = dict(images or {}), max_open
         self._where, self._feedback_weight = read_containers_config(containers), feedback_weight
-        self._open: tuple[Containers, TaskVerifier, TaskFeedback] | None = None
+        self._prepare_s = prepare_s
+        self._open: tuple[Containers, TaskVerifier, TaskFeedback, PreparedLayers] | None = None
 
     @abstractmethod
     async def work(self, task: Task, client: Client, place: Workplace) -> None:
@@ -98,12 +103,16 @@ class TerminalWorkflow(RolloutWorkflow):
         """
         if self._open is None:
             raise WorkflowError(f"{self.name}: its containers are closed; use `async with workflow.opened():`")
-        containers, verifier, feedback = self._open
+        containers, verifier, feedback, prepared = self._open
         harbor = read_harbor_folder(Path(task["folder"]))
         limits = self.limits_of(harbor)
         environment = {**harbor.image.env, **harbor.agent_env}
         async with containers.workbench(image=harbor.image.image, limits=limits) as bench:
-            await prepare_bench(bench, harbor, limits)
+            prepare = partial(prepare_bench, harbor=harbor, limits=limits)
+            if harbor.image.commands:
+                await prepared.begin(str(harbor.folder), bench, prepare)
+            else:
+                await prepare(bench)
             if programs := self.programs():
                 await bench.add(programs)
             async with client.served() if self.served else nullcontext() as door:
@@ -143,7 +152,8 @@ class TerminalWorkflow(RolloutWorkflow):
         """
         opened = open_chosen_containers(self._where, images=self._images, limits=self._limits, max_open=self._max_open)
         async with opened as containers:
-            self._open = (containers, TaskVerifier(containers), TaskFeedback(containers))
+            prepared = PreparedLayers(prepare_s=self._prepare_s)
+            self._open = (containers, TaskVerifier(containers), TaskFeedback(containers), prepared)
             try:
                 yield
             finally:

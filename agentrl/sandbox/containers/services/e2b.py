@@ -185,6 +185,11 @@ class E2bSupervisor:
         except anyio.EndOfStream:
             return None
 
+    def close(self) -> None:
+        """Close the ends of the stream of replies."""
+        self._frames.close()
+        self._replies.close()
+
     async def read(self, messages: aiohttp.StreamReader) -> None:
         """Take what the process writes, and its end."""
         data = bytearray()
@@ -229,6 +234,8 @@ async def _supervised(envd: _Envd, wanted: Wanted) -> AsyncGenerator[E2bSupervis
             tasks.cancel_scope.cancel()
     except (aiohttp.ClientError, OSError) as error:
         raise EnvironmentFault(f"containers: {envd.url}: {type(error).__name__}: {error}") from error
+    finally:
+        supervisor.close()
 
 
 def _as_object(data: bytes) -> dict[str, Any]:

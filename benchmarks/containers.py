@@ -113,21 +113,33 @@ async def many_at_once(containers: BubblewrapContainers) -> dict[str, object]:
 
 
 def left_behind() -> dict[str, int]:
-    """Return what episodes could leave: bytes of /tmp and /dev/shm, mounts, and process namespaces of this machine."""
-    namespaces: set[str] = set()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                namespaces.add(os.readlink(folder / "ns" / "pid"))
-            except OSError:
-                continue
+    """Return what episodes could leave: bytes of /tmp and /dev/shm, mounts, processes and descriptors."""
     return {
         "tmp_bytes": bytes_below("agentrl-containers-"),
         "shm_bytes": sum(path.lstat().st_size for path in Path("/dev/shm").rglob("*")),
         "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
-        "process_namespaces": len(namespaces),
+        "processes": len(descendants(os.getpid())),
         "descriptors": len(os.listdir("/proc/self/fd")),
     }
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that they have."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(folder.name))
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
 
 
 def bytes_below(prefix: str) -> int:

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import AsyncGenerator, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, cast
 
 import anyio
 import anyio.to_thread
 import pytest
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox import Ending
+from agentrl.sandbox import Ending, Limits
+from agentrl.sandbox.containers import Containers
 from agentrl.sandbox.containers.config import open_chosen_containers, read_containers_config
 from agentrl.sandbox.containers.fleet.fleet import Fleet, open_fleet
 from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
+from agentrl.servers.container_host import HostOptions, serving_containers
+from agentrl.servers.sandbox import MAX_LIMITS
+from tests.support.hosts import HOST_KEY, running_host
 from tests.support.leftovers import processes_with
 
 pytestmark = [pytest.mark.processes, pytest.mark.anyio]
 LIMITS = CONTAINER_LIMITS.model_copy(update={"memory_mb": 256, "wall_s": 300.0})
-KEY = "a key for hosts"
 
 
 @pytest.fixture
@@ -32,23 +33,10 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@contextmanager
-def running_host(*options: str) -> Generator[tuple[str, subprocess.Popen[bytes]]]:
-    """A host of this machine, and its process, which the block's end kills."""
-    command = [sys.executable, "-m", "agentrl", "sandbox-host", "--port", "0", "--api-key-env", "HOST_KEY", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "HOST_KEY": KEY})
-    try:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["url"], process
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.fixture
 async def fleet() -> AsyncGenerator[tuple[Fleet, dict[str, subprocess.Popen[bytes]]]]:
     with running_host() as one, running_host() as two:
-        async with open_fleet([one[0], two[0]], api_key=KEY, limits=LIMITS) as opened:
+        async with open_fleet([one[0], two[0]], api_key=HOST_KEY, limits=LIMITS) as opened:
             yield opened, {one[0]: one[1], two[0]: two[1]}
 
 
@@ -128,7 +116,7 @@ async def test_the_episodes_of_a_host_that_dies_are_faults_and_run_again_on_anot
 
 async def test_what_a_host_held_is_gone_with_it_and_with_its_run() -> None:
     with running_host() as (url, process):
-        async with open_fleet([url], api_key=KEY, limits=LIMITS) as opened:
+        async with open_fleet([url], api_key=HOST_KEY, limits=LIMITS) as opened:
             async with opened.workbench() as bench, bench.run() as container:
                 await container.execute(["sh", "-c", "setsid sleep 98761 & setsid sleep 98762 &"])
                 assert processes_with("98761")
@@ -160,14 +148,53 @@ async def test_hosts_that_refuse_are_named() -> None:
             async with open_fleet([url], api_key="wrong"):
                 pass
         with pytest.raises(ConfigError, match=r"limits\.memory_mb"):
-            async with open_fleet([url], api_key=KEY, limits=LIMITS.model_copy(update={"memory_mb": 10**7})):
+            async with open_fleet([url], api_key=HOST_KEY, limits=LIMITS.model_copy(update={"memory_mb": 10**7})):
                 pass
         config = read_containers_config({"hosts": [url]}).model_copy(update={"api_key_env": "NOWHERE_SET"})
         with pytest.raises(ConfigError, match="NOWHERE_SET is not set"):
             async with open_chosen_containers(config, images={}, limits=LIMITS, max_open=1):
                 pass
     with pytest.raises(ConfigError, match=r"no host answers.*agentrl sandbox-host"):
-        async with open_fleet([url], api_key=KEY):
+        async with open_fleet([url], api_key=HOST_KEY):
             pass
     with pytest.raises(ConfigError, match="expected addresses with the backend hosts"):
         read_containers_config({"backend": "hosts"})
+
+
+class PlannedContainers:
+    """Environments that are a plan: they hold no process, so that a thousand of them fit on any machine."""
+
+    name = "planned"
+
+    @asynccontextmanager
+    async def workbench(self, *, image: str | None = None, limits: Limits | None = None) -> AsyncGenerator[Any]:
+        del image, limits
+        yield None
+
+
+async def test_a_thousand_environments_are_in_flight_over_hosts_and_none_is_over_its_cap() -> None:
+    maxima = MAX_LIMITS.model_copy(update={"wall_s": 86_400.0})
+    all_open = anyio.Event()
+    num_open = 0
+    async with AsyncExitStack() as stack:
+        urls: list[str] = []
+        for max_open in (100, 400, 500):
+            options = HostOptions(max_open=max_open, memory_mb=10**6, share=0.25, maxima=maxima, left_mb=-(10**6))
+            containers = cast("Containers", PlannedContainers())
+            urls.append(await stack.enter_async_context(serving_containers(containers, options)))
+        fleet = await stack.enter_async_context(open_fleet(urls, limits=LIMITS, max_open=1000, max_starting=32))
+
+        async def play() -> None:
+            nonlocal num_open
+            async with fleet.workbench():
+                num_open += 1
+                if num_open == 1000:
+                    all_open.set()
+                await all_open.wait()
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(1000):
+                tasks.start_soon(play)
+            await all_open.wait()
+            assert [host.num_placed for host in fleet.hosts] == [100, 400, 500]
+        assert [host.num_placed for host in fleet.hosts] == [0, 0, 0]

@@ -21,12 +21,14 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from capture import Capture, Reply, answer_host, reply_at_end, wait_for_end, write_some
-from changes import Changes
 from streams import Streams
+
+if TYPE_CHECKING:
+    from changes import Changes
 
 SHELL_INTERRUPT_S = 1.0
 """Seconds that the Python and the shell have to answer an interrupt, before they are killed."""
@@ -149,7 +151,8 @@ class Supervisor:
         self.output: int = options["output"]
         self.cpu_s: int = options["cpu_s"]
         self.residents: dict[str, Resident] = {}
-        self.streams, self.changes = Streams(), Changes()
+        self.streams = Streams()
+        self.changes: Changes | None = None
         folder = Path(__file__).parent
         self.commands = {
             "python": [sys.executable, "-u", "-B", str(folder / "interpreter.py")],
@@ -233,16 +236,17 @@ class Supervisor:
 
     def do_mark(self) -> Reply:
         """Remember the whole file system as it is now."""
+        self.changes = _changes()
         self.changes.mark()
         return {}
 
     def do_pack(self, budget: int) -> Reply:
         """Return what changed since, as the archive of a layer."""
-        return {"content": self.changes.pack(budget)}
+        return {"content": self.changes.pack(budget) if self.changes is not None else ""}
 
     def do_unpack(self, content: str) -> Reply:
         """Apply the archive of a layer to the file system."""
-        self.changes.unpack(content)
+        _changes().unpack(content)
         return {}
 
     def do_write(self, files: dict[str, str]) -> Reply:
@@ -309,6 +313,12 @@ class Supervisor:
                 if found.si_pid in own:
                     break  # its next call finds out
                 os.waitpid(found.si_pid, 0)
+
+
+def _changes() -> Changes:
+    from changes import Changes  # a session over layers of its own never needs it
+
+    return Changes()
 
 
 def _high_pipe() -> tuple[int, int]:

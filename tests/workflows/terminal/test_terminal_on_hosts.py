@@ -1,0 +1,30 @@
+"""Terminal tasks on a host of containers: the same tests, the same rewards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.sandbox.containers.fleet.fleet import open_fleet
+from agentrl_workflows.terminal_tasks.catalog import bundled_problems
+from tests.support.hosts import HOST_KEY, running_host
+from tests.support.terminal import SCRIPT_LIMITS, play_script
+
+pytestmark = [pytest.mark.processes, pytest.mark.anyio]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_a_task_on_a_host_pays_its_oracle_and_not_an_idle_agent(tmp_path: Path) -> None:
+    problem = bundled_problems()[0]
+    folder = problem.write(tmp_path)
+    solution = (folder / "solution" / "solve.sh").read_text()
+    with running_host() as (url, _):
+        opened = open_fleet([url], api_key=HOST_KEY, images={"debian:12": None}, limits=SCRIPT_LIMITS)
+        async with opened as fleet:
+            assert (await play_script(fleet, folder, solution)).reward == 1.0
+            assert (await play_script(fleet, folder, "true")).reward == 0.0

@@ -19,7 +19,7 @@ import anyio
 from agentrl.concurrency import task_group
 from agentrl.errors import EnvironmentFault
 from agentrl.sandbox.kernel_limits import process_limits
-from agentrl.sandbox.passage import open_passage
+from agentrl.sandbox.passage import Port, open_passage
 from agentrl.sandbox.pipes import PipeReader, PipeWriter
 from agentrl.sandbox.session import Session, session_over
 from agentrl.sandbox.types import MIB, Ending, Limits, Program, Result
@@ -296,11 +296,11 @@ async def open_session(
     command: tuple[str, ...],
     limits: Limits,
     files: Mapping[str, bytes] | None = None,
-    port: int | None = None,
+    port: Port | None = None,
 ) -> AsyncGenerator[Session]:
     """Start a supervisor in a box and yield the session; `command` is Python and the supervisor, as the box sees them.
 
-    The box reaches `port` of this machine's loopback, under the same number.
+    The box reaches `port` of this machine's loopback.
     """
     async with (
         _supervised(starter, command, supervisor_options(limits), limits, "session", port) as supervisor,
@@ -332,7 +332,7 @@ async def _supervised(
     options: Mapping[str, Any],
     limits: Limits,
     use: Use,
-    port: int | None = None,
+    port: Port | None = None,
 ) -> AsyncGenerator[BoxSupervisor]:
     """Yield the way to the supervisor that `command` starts in a box, and watch what its programs use."""
     with nullcontext() if port is None else open_passage(port) as passage:

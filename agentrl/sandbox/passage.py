@@ -1,4 +1,4 @@
-"""One way out of a box: a port of its own loopback, which leads to the same port of this machine.
+"""One way out of a box: a port of its own loopback, which leads to a port of this machine.
 
 Invariant: the box keeps its own network, which has nothing but a loopback. Its first process makes the listening socket,
 gives it to this process and then becomes the supervisor; what comes in is carried from outside, to one port and no other.
@@ -10,13 +10,15 @@ import errno
 import socket
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Final
+from typing import Final, TypeAlias
 
 import anyio
 
 from agentrl.concurrency import task_group
 from agentrl.errors import EnvironmentFault
 
+Port: TypeAlias = int | tuple[int, int]
+"""A port of this machine, which the box has under the same number; or the box's own and the one of this machine."""
 MAX_CARRIED: Final = 64
 """Connections of one box at a time; further ones wait."""
 _PIECE: Final = 65_536
@@ -36,8 +38,9 @@ os.execv(sys.argv[3], sys.argv[3:])
 class Passage:
     """The way out of one box."""
 
-    def __init__(self, port: int, channel: socket.socket, theirs: socket.socket) -> None:
-        self._port, self._channel, self._theirs = port, channel, theirs
+    def __init__(self, port: Port, channel: socket.socket, theirs: socket.socket) -> None:
+        self._inner_port, self._outer_port = (port, port) if isinstance(port, int) else port
+        self._channel, self._theirs = channel, theirs
         self._slots = anyio.Semaphore(MAX_CARRIED)
 
     @property
@@ -47,7 +50,7 @@ class Passage:
 
     def before(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """Return a command that makes the listening socket and becomes `command`, whose first word is a Python."""
-        return (command[0], "-I", "-S", "-B", "-c", _LISTEN, str(self.descriptor), str(self._port), *command)
+        return (command[0], "-I", "-S", "-B", "-c", _LISTEN, str(self.descriptor), str(self._inner_port), *command)
 
     async def carry(self) -> None:
         """Take the listening socket, and carry what comes in until cancelled."""
@@ -69,7 +72,7 @@ class Passage:
                 inner.setblocking(False)
                 outer.setblocking(False)
                 with suppress(BlockingIOError):
-                    outer.connect(("127.0.0.1", self._port))
+                    outer.connect(("127.0.0.1", self._outer_port))
                 async with task_group() as tasks:
                     tasks.start_soon(_copy_bytes, inner, outer)
                     tasks.start_soon(_copy_bytes, outer, inner)
@@ -78,8 +81,8 @@ class Passage:
 
 
 @contextmanager
-def open_passage(port: int) -> Generator[Passage]:
-    """Yield a way for one box to the port `port` of this machine's loopback."""
+def open_passage(port: Port) -> Generator[Passage]:
+    """Yield a way for one box to a port of this machine's loopback."""
     with ExitStack() as stack:
         channel, theirs = (stack.enter_context(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         channel.setblocking(False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -44,6 +44,7 @@ from agentrl.sandbox.types import MIB, Limits
 from agentrl.servers.answers import encoded, read_body, refusal, refused_as_json, turned_away_as_json
 from agentrl.servers.holding import Holding
 from agentrl.servers.listening import Connections, guard, listening
+from agentrl.servers.port_carrier import PortCarrier, open_carrier
 
 LEASE_S: Final = 60.0
 """Seconds after a run's last sign of life until what it opened is closed."""
@@ -71,9 +72,15 @@ class HostOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class _Run:
+    container: Container
+    carrier: PortCarrier | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Bench:
     workbench: Workbench
-    runs: Holding[Container]
+    runs: Holding[_Run]
     client: str
 
 
@@ -102,6 +109,7 @@ class ContainerHost:
         post(f"{bench}/runs", self._run)
         post(f"{bench}/runs/{{run}}", self._call)
         app.router.add_delete(f"{bench}/runs/{{run}}", self._end_run)
+        app.router.add_get(f"{bench}/runs/{{run}}/port", self._port)
         return app
 
     def state(self) -> HostState:
@@ -140,7 +148,7 @@ class ContainerHost:
         self._promised_mb += needed_mb
         try:
             async with self._containers.workbench(image=body.image, limits=limits) as workbench, task_group() as tasks:
-                yield _Bench(workbench, Holding[Container](tasks), body.client)
+                yield _Bench(workbench, Holding[_Run](tasks), body.client)
                 tasks.cancel_scope.cancel()
         finally:
             self._promised_mb -= needed_mb
@@ -190,18 +198,34 @@ class ContainerHost:
         body = await read_body(request, RunBody)
         limits = self._limits_of(body.limits)
         with self._bench_of(request) as bench:
-            run = bench.workbench.run(directory=body.directory, environment=body.environment, limits=limits)
-            return encoded(Opened(name=await bench.runs.open(run)))
+            return encoded(Opened(name=await bench.runs.open(self._container(bench, body, limits))))
+
+    @asynccontextmanager
+    async def _container(self, bench: _Bench, body: RunBody, limits: Limits) -> AsyncGenerator[_Run]:
+        async with AsyncExitStack() as stack:
+            carrier = None if body.port is None else await stack.enter_async_context(open_carrier())
+            way = None if body.port is None or carrier is None else (body.port, carrier.port)
+            run = bench.workbench.run(directory=body.directory, environment=body.environment, limits=limits, port=way)
+            async with run as container:
+                yield _Run(container, carrier)
+
+    async def _port(self, request: web.Request) -> web.StreamResponse:
+        """Carry a connection of a container; one that waits for it is no sign that its run lives."""
+        bench = self._benches.get(request.match_info["bench"])
+        run = None if bench is None else bench.runs.get(request.match_info["run"])
+        if run is None or run.carrier is None:
+            return refusal(404, "there is no such container with a port")
+        return await run.carrier.carry(request)
 
     async def _call(self, request: web.Request) -> web.Response:
         body = await read_body(request, CallBody)
         longest = self._options.maxima.wall_s + REPLY_GRACE_S
         if not 0 <= body.timeout_s <= longest:
             raise ConfigError(f"timeout_s: expected 0 to {longest:g}, the most of this host, got {body.timeout_s:g}")
-        with self._bench_of(request) as bench, bench.runs.use(request.match_info["run"]) as container:
-            if container is None:
+        with self._bench_of(request) as bench, bench.runs.use(request.match_info["run"]) as run:
+            if run is None:
                 return refusal(404, "there is no such container")
-            supervisor = container.session.supervisor
+            supervisor = run.container.session.supervisor
             answer = await supervisor.ask(bytes(body.request), body.timeout_s)
             if answer is None:
                 return web.json_response({"ended": supervisor.ending}, status=410)

@@ -99,6 +99,11 @@ class Holding(Generic[Thing]):
             if not held.num_uses:
                 held.scope.deadline = anyio.current_time() + self._idle_s
 
+    def get(self, name: str) -> Thing | None:
+        """Return an open thing without using it; None: there is none of this name."""
+        held = self._held.get(name)
+        return None if held is None else held.thing
+
     def touch(self, is_used: Callable[[Thing], bool]) -> None:
         """Count those that `is_used` says as used now."""
         for held in self._held.values():

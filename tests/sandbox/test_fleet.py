@@ -6,12 +6,13 @@ import signal
 import subprocess
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, cast
 
 import anyio
 import anyio.to_thread
 import pytest
+from anyio.abc import SocketAttribute, SocketStream
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox import Ending, Limits
@@ -112,6 +113,36 @@ async def test_the_episodes_of_a_host_that_dies_are_faults_and_run_again_on_anot
     assert len(faults) == lost
     assert all(f"the host {first.url} is gone" in fault for fault in faults)
     assert first.state is None
+
+
+async def test_a_program_on_a_host_reaches_one_port_of_the_run(
+    fleet: tuple[Fleet, dict[str, subprocess.Popen[bytes]]],
+) -> None:
+    opened, _ = fleet
+
+    async def answer(stream: SocketStream) -> None:
+        async with stream:
+            data = b""
+            with suppress(anyio.EndOfStream):
+                while True:
+                    data += await stream.receive()
+            await stream.send(b"got %d" % len(data))
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(SocketAttribute.local_port)
+    ask = (
+        "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); s.sendall(b'x' * 300000); "
+        "s.shutdown(socket.SHUT_WR); print(s.recv(100).decode())"
+    )
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, answer)
+        async with opened.workbench() as bench, bench.run(port=port) as container:
+            await container.upload({"/app/ask.py": ask.encode()})
+            said = await container.shell(f"for n in 1 2 3 4 5; do python3 /app/ask.py {port} & done; wait")
+            assert said.stdout == b"got 300000\n" * 5
+            other = await container.execute(["python3", "/app/ask.py", "1"])
+            assert b"refused" in other.stderr
+        tasks.cancel_scope.cancel()
 
 
 async def test_what_a_host_held_is_gone_with_it_and_with_its_run() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from agentrl.sandbox.containers.container import Container
+from agentrl.sandbox.passage import Port
 from agentrl.sandbox.types import Limits
 
 Variables: TypeAlias = Mapping[str, str] | None
@@ -66,7 +67,7 @@ class Workbench(Protocol):
         ...
 
     def run(
-        self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: int | None = None
+        self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: Port | None = None
     ) -> AbstractAsyncContextManager[Container]:
         """Start a container over the layers; at the block's end its processes have ended, and its changes are a layer.
 
@@ -74,7 +75,7 @@ class Workbench(Protocol):
             directory: of the shell and of commands.
             environment: variables beside PATH, HOME, LANG and TERM.
             limits: None: those of the workbench.
-            port: a port of this machine's loopback that the container reaches under the same number, and nothing else.
+            port: a port of this machine's loopback that the container reaches, and nothing else.
 
         Raises:
             EnvironmentFault: it does not start.

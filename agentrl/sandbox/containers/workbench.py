@@ -28,6 +28,7 @@ from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS, CONTAINER_VARI
 from agentrl.sandbox.containers.roots import CONTAINER_UID, RootFolder, folder_root, make_default_root
 from agentrl.sandbox.containers.starter import WRAPPER, LayerStarter, OneUserId
 from agentrl.sandbox.containers.starting import turn_to_start
+from agentrl.sandbox.passage import Port
 from agentrl.sandbox.types import Limits
 from agentrl.sandbox.usage_record import note_use
 
@@ -55,7 +56,7 @@ class BubblewrapWorkbench:
 
     @asynccontextmanager
     async def run(
-        self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: int | None = None
+        self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: Port | None = None
     ) -> AsyncGenerator[Container]:
         """Start a container as `Workbench.run` describes."""
         if self._runs:

@@ -15,10 +15,12 @@ import aiohttp
 import anyio
 import anyio.to_thread
 import msgspec
+from anyio.abc import TaskGroup
 
+from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox.base import no_passage
 from agentrl.sandbox.containers.container import Container
+from agentrl.sandbox.containers.fleet.port_bytes import PING_S, carry_bytes
 from agentrl.sandbox.containers.fleet.wire import (
     AddBody,
     BenchBody,
@@ -36,6 +38,7 @@ from agentrl.sandbox.containers.fleet.wire import (
 )
 from agentrl.sandbox.containers.layer_files import read_layer_files
 from agentrl.sandbox.containers.protocol import LayerFile, Variables
+from agentrl.sandbox.passage import Port
 from agentrl.sandbox.remote import RemoteSupervisor, decode_answer, said_in
 from agentrl.sandbox.session import Session
 from agentrl.sandbox.types import Limits
@@ -48,6 +51,9 @@ CALL_S: Final = 120.0
 START_S: Final = 600.0
 """Seconds that a host has to start an environment, with the wait for its turn."""
 _CLOSE_S: Final = 30.0
+_WAITING: Final = 2
+"""Web sockets that wait for the next connections of a container."""
+_AGAIN_S: Final = 0.5
 Body = TypeVar("Body")
 
 
@@ -169,6 +175,20 @@ class Host:
             raise ConfigError(said)
         raise NoRoom(said) if status == 429 else EnvironmentFault(said)
 
+    async def carry(self, path: str, port: int, tasks: TaskGroup) -> None:
+        """Wait for a connection of a container and carry it to `port` here, while another task waits for the next."""
+        while self.state is not None:
+            try:
+                async with self._http.ws_connect(self.url + path, heartbeat=PING_S, max_msg_size=0) as socket:
+                    tasks.start_soon(self.carry, path, port, tasks)
+                    async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+                        await carry_bytes(stream, socket)
+                return
+            except aiohttp.WSServerHandshakeError:
+                return  # the container has ended
+            except (aiohttp.ClientError, OSError):
+                await anyio.sleep(_AGAIN_S)
+
     async def close(self, path: str, patience_s: float) -> bytes:
         """Close what was opened there; whatever goes wrong is left to the host, which closes it without this run too."""
         with anyio.move_on_after(patience_s, shield=True), suppress(EnvironmentFault):
@@ -217,22 +237,22 @@ class RemoteWorkbench:
 
     @asynccontextmanager
     async def run(
-        self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: int | None = None
+        self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: Port | None = None
     ) -> AsyncGenerator[Container]:
-        """Start a container as `Workbench.run` describes.
-
-        Raises:
-            ConfigError: a port is asked for, which no container on another machine reaches.
-        """
-        if port is not None:
-            raise no_passage(f"hosts ({self._host.url})")
+        """Start a container as `Workbench.run` describes; its connections to the port come here over web sockets."""
+        inner, outer = (port, port) if port is None or isinstance(port, int) else port
         limits = limits or self.limits
         note_use("bubblewrap", is_isolated=True)
-        body = RunBody(directory=directory, environment=dict(environment or {}), limits=limits.model_dump())
+        body = RunBody(directory=directory, environment=dict(environment or {}), limits=limits.model_dump(), port=inner)
         opened = await self._host.ask(f"{self._path}/runs", body, Opened, patience_s=START_S)
         path = f"{self._path}/runs/{opened.name}"
         try:
-            yield Container(Session(RemoteSupervisor(self._host, path), limits), directory)
+            async with task_group() as tasks:
+                if outer is not None:
+                    for _ in range(_WAITING):
+                        tasks.start_soon(self._host.carry, f"{path}/port", outer, tasks)
+                yield Container(Session(RemoteSupervisor(self._host, path), limits), directory)
+                tasks.cancel_scope.cancel()
         except BaseException:
             await self._host.close(path, _CLOSE_S)
             raise

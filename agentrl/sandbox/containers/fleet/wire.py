@@ -11,6 +11,7 @@ Bodies are JSON; contents are base64. Where the host has a key, requests carry `
 | POST /benches/ID/changed, /read, /snapshot | -, `ReadBody`, - | 200 `Names`, `Content`, `SnapshotBody` |
 | POST /benches/ID/runs | `RunBody` | 200 `Opened` |
 | POST /benches/ID/runs/ID | `agentrl.sandbox.remote.CallBody` | 200 the supervisor's answer; 410: it has ended |
+| GET /benches/ID/runs/ID/port | - | a web socket with the bytes of one connection that the container made to its port |
 | DELETE /benches/ID/runs/ID | - | 200, when its processes have ended and its layer stands |
 
 Other answers are `{"error": TEXT}` with the statuses of `agentrl.sandbox.remote`; 422 carries an `OSError` of a file,
@@ -95,6 +96,8 @@ class RunBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     directory: str
     environment: dict[str, str]
     limits: dict[str, float | int | None]
+    port: int | None = None
+    """Of the container's loopback, whose connections the run takes."""
 
 
 class SnapshotBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

@@ -28,6 +28,7 @@ from agentrl.sandbox.containers.layer_files import read_layer_files
 from agentrl.sandbox.containers.protocol import CONTAINER_VARIABLES, MAX_STARTING, LayerFile, Variables
 from agentrl.sandbox.containers.services.layer_bytes import keep_in_layer, make_layer, names_at_top, read_in_layer
 from agentrl.sandbox.containers.starting import turn_to_start
+from agentrl.sandbox.passage import Port
 from agentrl.sandbox.session import Session
 from agentrl.sandbox.types import MIB, Limits
 from agentrl.sandbox.usage_record import note_use
@@ -82,7 +83,7 @@ class CopiedWorkbench:
 
     @asynccontextmanager
     async def run(
-        self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: int | None = None
+        self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: Port | None = None
     ) -> AsyncGenerator[Container]:
         """Start a container as `Workbench.run` describes.
 

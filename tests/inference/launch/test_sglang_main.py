@@ -207,6 +207,18 @@ def test_on_a_cpu_the_defaults_and_placeholders_are_there_in_every_process(packa
     assert said["arguments"][:2] == ["--attention-backend", "torch_native"]
 
 
+def test_on_a_cpu_adapters_are_computed_by_torch_and_need_no_pinned_memory(package: Path) -> None:
+    with launched(package, "--device", "cpu", "--enable-lora") as process:
+        said, _ = until_ready(process)
+    at = said["arguments"].index("--lora-backend")
+    assert said["arguments"][at + 1] == "torch_native"
+    asked = "torch.zeros(2, dtype=torch.int32, pin_memory=True).pin_memory().tolist()"
+    code = f"import sys, torch; sys.path.insert(0, {str(LAUNCHER.parent)!r}); import sglang_main; "
+    code += f"sglang_main.do_without_pinned_memory(); print({asked}, torch.tensor([3], pin_memory=True).tolist())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S * 5)
+    assert done.stdout == "[0, 0] [3]\n"
+
+
 def test_elsewhere_nothing_stands_in_for_compiled_packages_and_no_default_is_added(package: Path) -> None:
     with launched(package, "--tp", "2") as process:
         said, _ = until_ready(process)

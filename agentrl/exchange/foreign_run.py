@@ -17,6 +17,7 @@ from agentrl.episode.summary import EPISODES_HEADER, INDEX_HEADER, EndedEpisode,
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.exchange.atif_messages import WireMessage
 from agentrl.exchange.atif_read import EpisodeRecord, ReadEpisode, read_atif
+from agentrl.exchange.inspect_read import INSPECT_MARKS, read_inspect
 from agentrl.observe.records import JsonLines
 
 Closing: TypeAlias = Mapping[str, Mapping[int, Sequence[WireMessage]]]
@@ -60,9 +61,13 @@ def write_foreign_run(source: Path, folder: Path) -> Closing:
 
 
 def _trajectory_files(folder: Path) -> Iterator[Path]:
-    for file in sorted(folder.rglob("*.json")):
-        if file.is_file() and _MARK in file.read_bytes():
+    for file in sorted(folder.rglob("*")):
+        if file.suffix in (".eval", ".json") and file.is_file() and (file.suffix == ".eval" or _is_known(file.read_bytes())):
             yield file
+
+
+def _is_known(text: bytes) -> bool:
+    return _MARK in text or all(mark in text for mark in INSPECT_MARKS)
 
 
 def _read_file(file: Path) -> Iterator[ReadEpisode]:
@@ -70,7 +75,10 @@ def _read_file(file: Path) -> Iterator[ReadEpisode]:
         text = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    yield read_atif(text, file)
+    if _MARK not in text and (file.suffix == ".eval" or _is_known(text)):
+        yield from read_inspect(file)
+    else:
+        yield read_atif(text, file)
 
 
 def _free_name(wanted: object, taken: Mapping[str, object]) -> str:

@@ -107,7 +107,8 @@ class NemoGymEnvironment:
         replies: list[Message] = []
         for call in calls:
             text = await self._call(call["name"], call["arguments"])
-            self._output.append({"type": "function_call_output", "call_id": call["call_id"], "output": text})
+            head = {"type": "function_call_output", "id": f"fco_{uuid.uuid4().hex}", "status": "completed"}
+            self._output.append({**head, "call_id": call["call_id"], "output": text})
             replies.append({"role": "tool", "tool_call_id": call["call_id"], "content": text})
         if self._num_turns == self._max_turns:
             return await self._verify(EpisodeEnd.TRUNCATED, replies)

@@ -73,7 +73,7 @@ test-processes: setup sandbox-install  ## run the tests that start processes
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "processes and $(HERE)"
 
 test-envs: setup envs-install browser-install  ## run the tests of environments that need large packages or servers, which are installed first
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser,minigrid,reasoning,tables,textarena,trackers]' datasets
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser,minigrid,reasoning,tables,textarena,trackers]' atif datasets mcp-server-time
 	$(BIN)/python -m pytest -m external --numprocesses $(JOBS) --dist worksteal tests
 
 test-frameworks: setup frameworks-install  ## run the agents of other frameworks (examples/frameworks), which are installed first

@@ -84,6 +84,10 @@ COMMANDS: Final = {
         "rescore:rescore_command",
         "Compute the rewards of a run's stored episodes again, without a model, and print what changed.",
     ),
+    "export": Command(
+        "exchange.export_command:export_command",
+        "Write the stored episodes of a run in the format of other programs: one ATIF document an episode.",
+    ),
     "init": Command(
         "init:init_command",
         "Write a new project: an agent, its tasks, its tests, a run file and a tiny model to train at once.",
@@ -180,7 +184,7 @@ def view_command(
     """Show a run in the browser, live or ended: curves, who waits for whom, episodes as conversations and as tokens.
 
     Args:
-        run: Directory of the run, such as runs/NAME.
+        run: Directory of the run, such as runs/NAME; or a file, or folder, of ATIF trajectories of other programs.
         other: Directory of another run, to compare the two: curves over each other, fields that differ, tasks of both.
         port: Port to listen on at 127.0.0.1; 0 picks a free one.
         open: Open the page in the browser of this machine.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 import orjson
@@ -17,6 +17,7 @@ import yaml
 
 from agentrl.episode.summary import EpisodeSummary
 from agentrl.errors import ConfigError
+from agentrl.exchange.foreign_run import RUN_FILES, Closing
 from agentrl.runs.reading import RESUMED_MARK, read_index, read_metrics
 from agentrl.runs.run import Run
 from agentrl.runs.run_lock import is_locked
@@ -69,13 +70,24 @@ class _NewItems(NamedTuple, Generic[Item]):
 class RunData:
     """Reads one run directory; every method may be called from any thread."""
 
-    def __init__(self, path: Path) -> None:
-        """Read from `path`."""
+    def __init__(self, path: Path, *, source: Path | None = None, closing: Closing | None = None) -> None:
+        """Read from `path`.
+
+        Args:
+            path: the directory.
+            source: the file, or folder, of another program that the directory was made from.
+            closing: messages after the last answers of its episodes.
+        """
         if not path.is_dir():
-            raise ConfigError(f"{path}: expected the directory of a run, such as runs/NAME")
-        if not any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "episodes")):
-            raise ConfigError(f"{path}: expected the directory of a run, with config.yaml or metrics.jsonl in it")
+            raise ConfigError(f"{path}: expected the directory of a run, such as runs/NAME, or a file of ATIF")
+        if not any((path / name).exists() for name in RUN_FILES):
+            raise ConfigError(
+                f"{path}: expected the directory of a run, with config.yaml or metrics.jsonl in it, or files of ATIF"
+            )
         self.path = path.resolve()
+        self.source = source or path
+        """What the reader asked for."""
+        self._closing = closing or {}
         self._token_texts = Run(self.path).token_texts()  # a large tokenizer takes a second to load
         self._decoder = msgspec.json.Decoder(EpisodeSummary)
 
@@ -86,7 +98,13 @@ class RunData:
             others: directories of the runs that the page compares with this one.
         """
         shown = run_json(self.path, is_running=is_locked(self.path))
-        return orjson.dumps({**shown, "others": len(others)})
+        named = {"name": self.name, "path": str(self.source.resolve())}
+        return orjson.dumps({**shown, **named, "others": len(others)})
+
+    @property
+    def name(self) -> str:
+        """The name of what the reader asked for."""
+        return self.source.resolve().name
 
     def metrics(self, place: Place) -> bytes:
         """Return the events of metrics.jsonl from a place on: `next`, `reset`, `events`, and the `names` of their keys."""
@@ -108,9 +126,14 @@ class RunData:
 
     def episode(self, episode_id: str) -> bytes:
         """Return one episode with the text of each token."""
-        return orjson.dumps(
-            episode_json(Run(self.path).episode(episode_id), self._token_texts), option=orjson.OPT_SERIALIZE_NUMPY
-        )
+        return orjson.dumps(self.episode_fields(episode_id), option=orjson.OPT_SERIALIZE_NUMPY)
+
+    def episode_fields(self, episode_id: str) -> dict[str, Any]:
+        """Return one episode as the page and a file for a colleague read it."""
+        found = episode_json(Run(self.path).episode(episode_id), self._token_texts)
+        for turn, messages in self._closing.get(episode_id, {}).items():
+            found["turns"][turn]["closing"] = messages
+        return found
 
     def staleness(self, step: int) -> bytes:
         """Return how many tokens of each age a step trained: `step` and `tokens`, ages in versions."""

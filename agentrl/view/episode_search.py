@@ -26,6 +26,8 @@ class TurnTexts(msgspec.Struct, frozen=True):
 
     message: Any = None
     messages: Any = None
+    closing: Any = None
+    """Of a file of another program: what followed the last answer."""
 
 
 class EpisodeTexts(msgspec.Struct, frozen=True):

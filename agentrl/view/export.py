@@ -7,22 +7,21 @@ from pathlib import Path
 from agentrl.episode.summary import EpisodeSummary
 from agentrl.errors import ConfigError
 from agentrl.runs.run import Run, open_run
+from agentrl.view.data import RunData
 from agentrl.view.document import document
-from agentrl.view.episode import episode_json
 
 
-def write_episode(run_dir: Path, target: Path, episode_id: str | None = None) -> str:
+def write_episode(data: RunData, target: Path, episode_id: str | None = None) -> str:
     """Write the page of one episode to `target`; return the episode's id.
 
     Args:
-        run_dir: directory of a run.
+        data: of the run.
         target: the file; an existing one is replaced.
         episode_id: None: the best of the newest step.
     """
-    run = open_run(run_dir)
-    chosen = episode_id or best_of_newest_step(run).episode_id
+    chosen = episode_id or best_of_newest_step(open_run(data.path)).episode_id
     # The name of the run alone: its path would tell a colleague about this machine.
-    embedded = {"run": {"name": run.name}, "episode": episode_json(run.episode(chosen), run.token_texts())}
+    embedded = {"run": {"name": data.name}, "episode": data.episode_fields(chosen)}
     try:
         target.write_text(document(embedded), encoding="utf-8")
     except OSError as error:
@@ -31,8 +30,10 @@ def write_episode(run_dir: Path, target: Path, episode_id: str | None = None) ->
 
 
 def best_of_newest_step(run: Run) -> EpisodeSummary:
-    """Return the episode with the highest return of the newest step that has one."""
+    """Return the episode with the highest return of the newest step that has one, or the only episode of all."""
     ended = [summary for summary in run.episodes() if summary.episode_return is not None]
+    if not ended and len(only := list(run.episodes())) == 1:
+        return only[0]
     if not ended:
-        raise ConfigError(f"{run.path} has no episode with a return; pass --episode to write one that failed")
+        raise ConfigError(f"{run.path} has no episode with a return; pass --episode to write one that has none")
     return run.episodes(step=max(summary.step for summary in ended)).best(1)[0]

@@ -133,11 +133,7 @@ class HttpEnvironment:
         where = f"{self._url}/{route}"
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=self._timeout, headers=self._headers)
-        try:
-            async with self._session.post(where, json=body, allow_redirects=False) as response:
-                content, status = await self._read(response, where), response.status
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise EnvironmentFault(f"{where}: {type(error).__name__}: {error}") from error
+        status, content = await post_json(self._session, where, body)
         if status != 200:
             raise EnvironmentFault(f"{where}: HTTP {status}: {content[:_MAX_QUOTED_CHARS].decode(errors='replace')}")
         try:
@@ -148,10 +144,16 @@ class HttpEnvironment:
             raise EnvironmentFault(f"{where}: expected a JSON object, got {content[:_MAX_QUOTED_CHARS]!r}")
         return cast("dict[str, object]", found) if isinstance(found, dict) else {}
 
-    async def _read(self, response: aiohttp.ClientResponse, where: str) -> bytes:
-        content = bytearray()
-        async for chunk in response.content.iter_any():
-            content += chunk
-            if len(content) > MAX_STEP_BYTES:
-                raise EnvironmentFault(f"{where}: the reply is longer than {MAX_STEP_BYTES} bytes; shorten observations")
-        return bytes(content)
+
+async def post_json(session: aiohttp.ClientSession, where: str, body: Mapping[str, object]) -> tuple[int, bytes]:
+    """Return the status and the content of the reply to a POST; EnvironmentFault: there is none, or it is too long."""
+    try:
+        async with session.post(where, json=body, allow_redirects=False) as response:
+            content = bytearray()
+            async for chunk in response.content.iter_any():
+                content += chunk
+                if len(content) > MAX_STEP_BYTES:
+                    raise EnvironmentFault(f"{where}: the reply is longer than {MAX_STEP_BYTES} bytes; shorten observations")
+            return response.status, bytes(content)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise EnvironmentFault(f"{where}: {type(error).__name__}: {error}") from error

@@ -10,8 +10,7 @@ import importlib
 import inspect
 import json
 import math
-import shutil
-import sys
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
@@ -26,6 +25,8 @@ from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.reward.extract import boxed, last_number
 from agentrl.reward.match import exact_match
 from agentrl.types import JsonValue, Message, Task
+from agentrl_envs.mcp_arguments import read_arguments
+from agentrl_envs.mcp_connection import mcp_connection
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -34,12 +35,8 @@ if TYPE_CHECKING:
 
 Grade: TypeAlias = Callable[[str, Task], float | Awaitable[float]]
 """Gets the policy's last message and the task; returns the reward."""
-MAX_DEPTH: Final = 64
-"""Levels of nesting that arguments may have."""
 _MAX_PAGES: Final = 1_000
 _MAX_NAME_CHARS: Final = 120
-_HTTP_CONNECT_S: Final = 30.0
-_HTTP_READ_S: Final = 300.0
 _MAX_ERROR_CHARS: Final = 800
 _READABLE_CODES: Final = frozenset({-32601, -32602})
 """Of JSON-RPC: no such method, and wrong parameters, which is what a server says of an unknown tool as well."""
@@ -59,9 +56,11 @@ class McpServer:
         max_tools: more than so many offered tools are a fault.
         max_result_chars: a longer result is cut, and its end tells the model so.
         max_argument_chars: longer arguments are an error for the model.
+        protocol: `auto` speaks that of 2026-07-28, without sessions, to servers that know it, and that of 2025-11-25 to
+            others; `legacy` or `2026-07-28` speaks this one alone.
 
     Raises:
-        ConfigError: the SDK is not installed, or there is no such command.
+        ConfigError: the SDK is not installed or does not speak `protocol`, or there is no such command.
 
     Example:
         async with McpServer(["python", "shop_server.py"]) as shop:
@@ -83,12 +82,13 @@ class McpServer:
         max_tools: int = 128,
         max_result_chars: int = 20_000,
         max_argument_chars: int = 100_000,
+        protocol: str = "auto",
     ) -> None:
         self.tools: Mapping[str, McpTool] = {}
         """The tools on offer, by name: those that the server had when it was opened or `refresh` was called."""
         self.max_result_chars = max_result_chars
         self.max_argument_chars = max_argument_chars
-        self._connect = _connection(server, env, cwd, headers)
+        self._connect = mcp_connection(server, env, cwd, headers, protocol)
         self.name = f"mcp {server if isinstance(server, str) else ' '.join(server)}"[:_MAX_NAME_CHARS]
         self._only = None if only is None else frozenset(only)
         self._connect_s, self._call_s, self._max_tools = connect_s, call_s, max_tools
@@ -100,6 +100,11 @@ class McpServer:
     def schemas(self) -> list[dict[str, JsonValue]]:
         """The tools as the OpenAI wire declares them, for the `tools` argument of a model call."""
         return [tool.schema for tool in self.tools.values()]
+
+    @property
+    def protocol_version(self) -> str:
+        """The version of the protocol that is spoken, such as `2026-07-28`; EnvironmentFault: the server is not open."""
+        return self._opened().protocol_version
 
     async def __aenter__(self) -> Self:
         self._block = self._connected()
@@ -142,11 +147,14 @@ class McpServer:
         with self._asking("tools/list"):
             await self._list_tools(self._opened())
 
-    async def reply(self, call: Mapping[str, object] | BaseModel) -> ChatCompletionToolMessageParam:
+    async def reply(
+        self, call: Mapping[str, object] | BaseModel, fixed: Mapping[str, JsonValue] | None = None
+    ) -> ChatCompletionToolMessageParam:
         """Run a tool call of a completion and return the message that answers it.
 
         Args:
             call: an entry of `message.tool_calls`, as the openai object or as a mapping.
+            fixed: arguments of every tool that has them, such as the handle of the episode; the model cannot give them.
 
         Raises:
             EnvironmentFault: the server died, was late, or broke the protocol.
@@ -158,7 +166,7 @@ class McpServer:
         if tool is None:
             names = ", ".join(self.tools) or "none"
             return _tool_message(identity, f"Error: there is no tool {name[:80]!r}; there is {names}"[:_MAX_ERROR_CHARS])
-        return await tool.reply(call)
+        return await tool.reply(call, fixed)
 
     async def read_resource(self, uri: str) -> str:
         """Return the text of a resource, cut at `max_result_chars`.
@@ -252,48 +260,48 @@ class McpTool:
         properties = listed.input_schema.get("properties")
         required = listed.input_schema.get("required")
         others = listed.input_schema.get("additionalProperties") or listed.input_schema.get("patternProperties")
-        self._known = (
-            None if others or not isinstance(properties, dict) else frozenset(cast("dict[str, object]", properties))
-        )
+        self._listed = frozenset(cast("dict[str, object]", properties) if isinstance(properties, dict) else ())
+        self._takes_any = bool(others) or not isinstance(properties, dict)
         self._required = cast("list[str]", required) if isinstance(required, list) else []
 
-    async def reply(self, call: Mapping[str, object] | BaseModel) -> ChatCompletionToolMessageParam:
+    def takes(self, argument: str) -> bool:
+        """Return whether the tool lists an argument of this name, or takes any."""
+        return self._takes_any or argument in self._listed
+
+    def schema_without(self, names: Collection[str]) -> dict[str, JsonValue]:
+        """Return the schema without some of its arguments, which the model then neither sees nor gives."""
+        function = cast("Mapping[str, JsonValue]", self.schema["function"])
+        parameters = cast("Mapping[str, JsonValue]", function["parameters"])
+        kept: dict[str, JsonValue] = dict(parameters)
+        if isinstance(listed := parameters.get("properties"), Mapping):
+            kept["properties"] = {name: value for name, value in listed.items() if name not in names}
+        if "required" in kept:
+            kept["required"] = [name for name in self._required if name not in names]
+        return {**self.schema, "function": {**function, "parameters": kept}}
+
+    async def reply(
+        self, call: Mapping[str, object] | BaseModel, fixed: Mapping[str, JsonValue] | None = None
+    ) -> ChatCompletionToolMessageParam:
         """Run a call of this tool, as `McpServer.reply` does."""
         _, arguments, identity = _read_call_fields(call)
-        read = self._read_arguments(arguments)
+        added = {name: value for name, value in (fixed or {}).items() if name in self._listed}
+        read = read_arguments(
+            arguments,
+            required=[name for name in self._required if name not in added],
+            known=None if self._takes_any else self._listed.difference(added),
+            limit=self._server.max_argument_chars,
+        )
         if isinstance(read, str):
             return _tool_message(identity, f"Error: wrong arguments for {self.name}: {read}"[:_MAX_ERROR_CHARS])
-        return _tool_message(identity, str(await ask("tool", self.name, read, lambda: self._server.call(self.name, read))))
-
-    def _read_arguments(self, arguments: object) -> dict[str, Any] | str:
-        """Return the arguments, or what is wrong with them."""
-        if not isinstance(arguments, (str, Mapping)):
-            arguments = arguments or "{}"
-        try:
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            if len(text) > (limit := self._server.max_argument_chars):
-                return f"they have {len(text)} characters, the limit is {limit}"
-            value: object = json.loads(text or "{}", parse_constant=_refuse_nan)
-            json.dumps(value, ensure_ascii=False).encode()
-        except (ValueError, TypeError, RecursionError) as error:
-            return f"they are not JSON: {error}"
-        if not isinstance(value, dict):
-            return "they must be a JSON object"
-        read = cast("dict[str, Any]", value)
-        if _depth_exceeds(read, MAX_DEPTH):
-            return f"they are nested more than {MAX_DEPTH} levels deep"
-        if missing := [name for name in self._required if name not in read]:
-            return f"missing {', '.join(missing)}"
-        if self._known is not None and (unknown := [name for name in read if name not in self._known]):
-            return f"unknown {', '.join(name[:80] for name in unknown)}; there is {', '.join(sorted(self._known)) or 'none'}"
-        return read
+        sent: dict[str, Any] = {**read, **added}
+        return _tool_message(identity, str(await ask("tool", self.name, read, lambda: self._server.call(self.name, sent))))
 
 
 class McpEnvironment:
     r"""The tools of an MCP server as an environment: a question, calls of tools, and an answer that ends the episode.
 
-    It is a context manager, which starts the server and ends it. A server that remembers calls needs `max_episodes: 1` in
-    the pool, or a tool that `reset_tool` names.
+    It is a context manager, which starts the server and ends it. A server that remembers calls keeps apart what it remembers
+    by a `handle`, as those of 2026-07-28 do; or it has a `reset_tool`, or needs `max_episodes: 1` in the pool.
 
     Args:
         server: as for `McpServer`.
@@ -302,6 +310,10 @@ class McpEnvironment:
         instructions: the system message.
         resources: URIs of the server whose texts precede the question; a task may have others in its field `resources`.
         reset_tool: a tool that is called with `seed` and the task's field `options` before each episode, and is not offered.
+        handle: the argument by which the tools know an episode, such as `basket_id`. Every call of a tool that has it gets
+            the episode's own: what `reset_tool` answered, as the field of this name or the whole text, else a random one.
+            The policy neither sees nor gives it.
+        close_tool: a tool that is called with the handle after the episode, and is not offered.
         max_calls: calls in one message that are run; further ones get an error.
         server_options: further arguments of `McpServer`.
 
@@ -320,13 +332,19 @@ class McpEnvironment:
         instructions: str = "",
         resources: Sequence[str] = (),
         reset_tool: str | None = None,
+        handle: str | None = None,
+        close_tool: str | None = None,
         max_calls: int = 16,
         **server_options: Any,  # noqa: ANN401 - those of McpServer
     ) -> None:
         self.server = McpServer(server, **server_options)
         self._grade = _named_grade(grade) if isinstance(grade, str) else grade or grade_answer
         self._instructions, self._resources = instructions, resources
+        if close_tool is not None and handle is None:
+            raise ConfigError("McpEnvironment: close_tool needs a handle, which says what the server should close")
         self._reset_tool, self._max_calls = reset_tool, max_calls
+        self._handle, self._close_tool = handle, close_tool
+        self._fixed: dict[str, JsonValue] = {}
         self._task = Task(id="", data={})
 
     async def __aenter__(self) -> Self:
@@ -344,18 +362,17 @@ class McpEnvironment:
         """
         self._task = task
         await self.server.refresh()
-        if self._reset_tool is not None:
-            done = await self.server.call(self._reset_tool, {"seed": seed, **task.data.get("options", {})})
-            if done.startswith("Error: "):
-                raise EnvironmentFault(f"{self.server.name}: {self._reset_tool}: {done}")
+        await self.close()
+        done = await self._reset_server({"seed": seed, **task.data.get("options", {})})
+        if self._handle is not None:
+            self._fixed = {self._handle: uuid.uuid4().hex if done is None else _handle_in(done, self._handle)}
         uris: Sequence[str] = task.data.get("resources", self._resources)
         texts = [await self.server.read_resource(uri) for uri in uris]
         messages: list[Message] = [{"role": "user", "content": "\n\n".join([*texts, str(task["question"])])}]
         if self._instructions:
             messages.insert(0, {"role": "system", "content": self._instructions})
-        return ChatStart(
-            messages=messages, tools=[tool.schema for tool in self.server.tools.values() if tool.name != self._reset_tool]
-        )
+        offered = [tool for tool in self.server.tools.values() if tool.name not in (self._reset_tool, self._close_tool)]
+        return ChatStart(messages=messages, tools=[tool.schema_without(self._fixed) for tool in offered])
 
     async def step(self, message: Message) -> ChatStep:
         """Run the message's tool calls one after the other, or grade it as the answer if it has none.
@@ -372,14 +389,35 @@ class McpEnvironment:
             name, _, identity = _read_call_fields(call)
             if number >= self._max_calls:
                 replies.append(_tool_message(identity, f"Error: not run; a message may have {self._max_calls} calls"))
-            elif name == self._reset_tool:
+            elif name in (self._reset_tool, self._close_tool):
                 replies.append(_tool_message(identity, f"Error: there is no tool {name!r}"))
             else:
-                replies.append(await self.server.reply(call))
+                replies.append(await self.server.reply(call, self._fixed))
         return ChatStep(messages=replies)
 
     async def close(self) -> None:
-        """Do nothing: the block that opened the environment ends the server."""
+        """Call `close_tool` for the last episode; the block that opened the environment ends the server.
+
+        Raises:
+            EnvironmentFault: as `reset`.
+        """
+        fixed, self._fixed = self._fixed, {}
+        if self._close_tool is not None and fixed:
+            await self._managed(self._close_tool, fixed)
+
+    async def _reset_server(self, arguments: dict[str, Any]) -> str | None:
+        if self._reset_tool is None:
+            return None
+        tool = self.server.tools.get(self._reset_tool)
+        if tool is not None and not tool.takes("seed"):
+            del arguments["seed"]
+        return await self._managed(self._reset_tool, arguments)
+
+    async def _managed(self, name: str, arguments: dict[str, Any]) -> str:
+        done = await self.server.call(name, arguments)
+        if done.startswith("Error: "):
+            raise EnvironmentFault(f"{self.server.name}: {name}: {done}")
+        return done
 
 
 def grade_answer(answer: str, task: Task) -> float:
@@ -397,39 +435,13 @@ def shorten_result(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}\n[cut; the result has {len(text)} characters]"
 
 
-def _connection(
-    server: str | Sequence[str], env: Mapping[str, str] | None, cwd: str | None, headers: Mapping[str, str] | None
-) -> Callable[[], AbstractAsyncContextManager[Client]]:
-    """Return what makes a client that is not connected yet."""
+def _handle_in(text: str, name: str) -> JsonValue:
+    """Return the handle in the answer of a tool that opened an episode."""
     try:
-        from mcp import Client
-        from mcp.client.stdio import StdioServerParameters, stdio_client
-        from mcp.client.streamable_http import streamable_http_client
-    except ImportError as error:
-        raise ConfigError("McpServer needs the MCP SDK 2 or newer; run `pip install 'agentrl[mcp]'`") from error
-    if isinstance(server, str):
-        if not server.startswith(("http://", "https://")):
-            raise ConfigError(f"McpServer: a server is a list of words or a URL that starts with http, got {server!r:.200}")
-        url, given = server, dict(headers or {})
-
-        @asynccontextmanager
-        async def connect() -> AsyncGenerator[Client]:
-            from httpx2 import AsyncClient, Timeout  # noqa: TID251 - the SDK's transport takes no other client
-
-            timeout = Timeout(_HTTP_CONNECT_S, read=_HTTP_READ_S)
-            async with (
-                AsyncClient(headers=given, timeout=timeout) as http,
-                Client(streamable_http_client(url, http_client=http), cache=None) as client,
-            ):
-                yield client
-
-        return connect
-    words = [str(word) for word in server]
-    if not words or (shutil.which(words[0], path=(env or {}).get("PATH")) is None and cwd is None):
-        raise ConfigError(f"McpServer: there is no command {words[0] if words else ''!r}; got {words}")
-    parameters = StdioServerParameters(command=words[0], args=words[1:], env=dict(env or {}), cwd=cwd)
-    # The SDK's default is sys.stderr as it was at its import; in a notebook that is no file that a process can write to.
-    return lambda: Client(stdio_client(parameters, errlog=sys.__stderr__ or sys.stderr), cache=None)
+        found: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return cast("dict[str, JsonValue]", found).get(name, text) if isinstance(found, dict) else text
 
 
 def _named_grade(spec: str) -> Grade:
@@ -467,19 +479,3 @@ def _result_text(content: Sequence[Any], structured: object) -> str:
     if not parts and structured is not None:
         return json.dumps(structured, ensure_ascii=False)
     return "\n".join(parts)
-
-
-def _refuse_nan(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _depth_exceeds(value: object, limit: int) -> bool:
-    level: list[object] = [value]
-    for _ in range(limit):
-        nested = [item for item in level if isinstance(item, (dict, list))]
-        level = []
-        for item in nested:
-            level.extend(cast("dict[str, object]", item).values() if isinstance(item, dict) else cast("list[object]", item))
-        if not level:
-            return False
-    return any(isinstance(item, (dict, list)) for item in level)

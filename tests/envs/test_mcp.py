@@ -14,7 +14,8 @@ from mcp.types import Tool as ListedTool
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.tools import reply_to, tool
 from agentrl.types import Task
-from agentrl_envs.mcp import MAX_DEPTH, McpEnvironment, McpServer, McpTool, grade_answer
+from agentrl_envs.mcp import McpEnvironment, McpServer, McpTool, grade_answer
+from agentrl_envs.mcp_arguments import MAX_DEPTH
 from tests.support.mcp_calls import COMMAND, call, content
 
 TASK = Task(id="t0", data={"question": "What does a pear cost?", "answer": "3"})
@@ -109,6 +110,8 @@ def test_no_arguments_that_a_model_can_write_raise_before_the_call(arguments: ob
         (lambda: McpServer("shop.example/mcp"), "a URL that starts with http"),
         (lambda: McpServer([]), "there is no command ''"),
         (lambda: McpServer(["no-such-command"]), "there is no command 'no-such-command'"),
+        (lambda: McpServer(COMMAND, protocol="2024"), "protocol must be one of auto, legacy, 2026-07-28, got '2024'"),
+        (lambda: McpEnvironment(COMMAND, close_tool="leave"), "close_tool needs a handle"),
         (lambda: McpEnvironment(COMMAND, grade="no_such_module:grade"), "importing grade"),
         (lambda: McpEnvironment(COMMAND, grade="json:nothing"), "must be module:function"),
     ],

@@ -20,7 +20,7 @@ from agentrl.types import Task
 from agentrl_envs.mcp import McpEnvironment, McpServer
 from agentrl_workflows.environment import PlayEnvironment
 from tests.rollout.harness import episode, make_renderer, says
-from tests.support.mcp_calls import COMMAND, SCRIPT, call, content
+from tests.support.mcp_calls import COMMAND, SCRIPT, call, content, web_server
 
 pytestmark = pytest.mark.external
 TASK = Task(id="t0", data={"question": "What does a pear cost?", "answer": "3"})
@@ -34,12 +34,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def web_url() -> Iterator[str]:
-    with subprocess.Popen([*COMMAND, "http"], stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            yield f"http://127.0.0.1:{server.stdout.readline().strip()}/mcp"
-        finally:
-            server.kill()
+    with web_server() as url:
+        yield url
 
 
 def test_a_server_starts_where_standard_error_is_no_file_as_in_a_notebook() -> None:

@@ -94,6 +94,36 @@ def grow(count: int) -> str:
     return "grown"
 
 
+baskets: dict[str, list[str]] = {}
+
+
+@server.tool()
+def open_basket() -> dict[str, str]:
+    """Open a basket, as a server without sessions does: the handle says whose it is."""
+    basket_id = f"basket-{len(baskets)}"
+    baskets[basket_id] = []
+    return {"basket_id": basket_id}
+
+
+@server.tool()
+def put(item: str, basket_id: str) -> str:
+    """Put an item into the basket."""
+    baskets.setdefault(basket_id, []).append(item)
+    return ", ".join(baskets[basket_id])
+
+
+@server.tool()
+def close_basket(basket_id: str) -> str:
+    """Throw the basket away."""
+    del baskets[basket_id]
+    return "closed"
+
+
+@server.tool()
+def count_baskets() -> int:
+    return len(baskets)
+
+
 @server.resource("shop://rules")
 def rules() -> str:
     return "One pear each."

@@ -192,7 +192,7 @@ async def test_hostile_text_stays_text_in_every_view(run_dir: Path) -> None:
 
 async def test_a_file_with_one_episode_opens_from_the_disk(run_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "episode.html"
-    write_episode(run_dir, file, "0.0.0")
+    write_episode(RunData(run_dir), file, "0.0.0")
     async with browser_page(offline=True) as page:
         await page.goto(f"file://{file}")
         assert HOSTILE in await page.locator(".role-assistant .text").first.inner_text()

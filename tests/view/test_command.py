@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 from agentrl.errors import ConfigError
+from agentrl.view.data import RunData
 from agentrl.view.export import write_episode
 from tests.support.synthetic_run import HOSTILE
 
@@ -43,7 +44,7 @@ def test_the_command_serves_until_it_is_interrupted(run_dir: Path) -> None:
 
 def test_a_file_carries_the_best_episode_of_the_newest_step(run_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "episode.html"
-    chosen = write_episode(run_dir, file)
+    chosen = write_episode(RunData(run_dir), file)
     assert carried(file)["run"] == {"name": "synthetic"}
     episode = carried(file)["episode"]
     assert isinstance(episode, dict)
@@ -53,14 +54,14 @@ def test_a_file_carries_the_best_episode_of_the_newest_step(run_dir: Path, tmp_p
 
 def test_a_file_carries_hostile_text_as_text(run_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "episode.html"
-    write_episode(run_dir, file, "0.0.0")
+    write_episode(RunData(run_dir), file, "0.0.0")
     assert HOSTILE not in file.read_text()
     assert HOSTILE in str(carried(file))
 
 
 def test_an_episode_that_is_not_there_is_refused(run_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"99\.9\.9"):
-        write_episode(run_dir, tmp_path / "episode.html", "99.9.9")
+        write_episode(RunData(run_dir), tmp_path / "episode.html", "99.9.9")
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,11 @@ function trim(value, digits) {
   return String(Number(value.toPrecision(digits))).replace("-", "−");
 }
 
+/** Return the seconds between two moments; null where one of them is not known. */
+function duration(start, end) {
+  return isNumber(start) && isNumber(end) ? end - start : null;
+}
+
 function formatSeconds(value) {
   if (!isNumber(value)) return "–";
   if (Math.abs(value) < 60) return `${trim(value, 3)} s`;

@@ -128,9 +128,10 @@ function episodeHead(episode) {
 
 /** Return how an episode ended, and its return. */
 function outcomeChips(summary) {
-  const outcome = summary.failure !== null ? "failed" : summary.success ? "success" : "no success";
+  const graded = summary.success === null ? "not graded" : summary.success ? "success" : "no success";
+  const outcome = summary.failure !== null ? "failed" : graded;
   return [
-    el("span", { class: `chip outcome-${outcome === "no success" ? "no" : outcome}` }, outcome),
+    el("span", { class: `chip outcome-${outcome.startsWith("no") ? "no" : outcome}` }, outcome),
     el("span", { class: "chip" }, `return ${formatNumber(summary.episode_return)}`),
   ];
 }
@@ -166,7 +167,7 @@ function factsNode(episode) {
     ["trained", trained ? `step ${trained.step}, version ${trained.policy_version}` : "no"],
     ["staleness, versions", trained && summary.min_version !== null ? `at most ${trained.policy_version - summary.min_version}` : "–"],
     ["started", formatSeconds(summary.started_s)],
-    ["took", formatSeconds(summary.ended_s - summary.started_s)],
+    ["took", formatSeconds(duration(summary.started_s, summary.ended_s))],
   ];
   if (summary.players.some((player) => player)) facts.push(["players", summary.players.join(", ")]);
   return el("dl", { class: "facts" }, facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
@@ -202,7 +203,7 @@ function conversationNodes(episode, leaf, layer, onchange) {
     const body = layer === "text" ? null : outputNode(episode, turn, layer);
     const node = messageNode({ role: "assistant", ...turn.message }, { heading: turnFacts(episode, index), body });
     node.setAttribute("data-turn", index);
-    nodes.push(node);
+    nodes.push(node, ...(turn.closing || []).map((message) => messageNode(message)));
   }
   return nodes;
 }

@@ -25,7 +25,7 @@ const TABLE_COLUMNS = [
   { name: "forks", width: "minmax(90px, 1.3fr)", value: (c, r) => forksText(c.forks[r]), isText: true },
   { name: "stop", width: "minmax(84px, 1fr)", value: (c, r) => c.failure[r] || c.stop_reason[r], isText: true },
   { name: "versions", width: "64px", value: (c, r) => c.min_version[r], title: "of the sampled tokens", isVersions: true },
-  { name: "seconds", width: "62px", value: (c, r) => c.ended_s[r] - c.started_s[r], isSeconds: true },
+  { name: "seconds", width: "62px", value: (c, r) => duration(c.started_s[r], c.ended_s[r]), isSeconds: true },
 ];
 
 /** Return the columns that the page has room for. */

@@ -1,0 +1,1 @@
+"""Commands that hand episodes to other programs."""

@@ -1,0 +1,1 @@
+"""Episodes in the formats of others: what `agentrl export` writes and `agentrl view` opens."""

@@ -30,6 +30,7 @@ from agentrl.inference.backend import GenerateRequest, Generation
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.pool.failover import Failover
 from agentrl.inference.pool.members import FROZEN_CHECKS, PAUSES, Member, Members, Server, State
+from agentrl.inference.pool.sessions import end_sessions
 from agentrl.inference.pool.transfer import leave_all
 from agentrl.inference.pool.update import CLEANUP_S, Updater
 
@@ -121,7 +122,7 @@ class ServerPool:
         self.update_weights = self._updater.update
         """Change the weights of every server; errors and cancellation are those of `Updater.update`."""
         self.release = self._members.release
-        """Forget which server an episode used; call it when the episode has ended."""
+        """Forget which server an episode used, and end its session there; call it when the episode has ended."""
         self._stack = AsyncExitStack()
         self._context: int | None = None
         """Longest context, tokens, that every server granted when the pool was opened."""
@@ -134,6 +135,7 @@ class ServerPool:
             await self._connect()
             tasks = await self._stack.enter_async_context(task_group())
             tasks.start_soon(self._stop_when_failed)
+            tasks.start_soon(end_sessions, self._members)
             for member in self._members.all:
                 tasks.start_soon(self._watch, member)
             self._stack.callback(tasks.cancel_scope.cancel)

@@ -285,8 +285,12 @@ class Members:
         home = self._sessions.pop(episode_id, None)
         if home is not None:
             home.sessions -= 1
-            self.ended.append((episode_id, home))
-            self.has_ended.set()
+            self.end_session(episode_id, home)
+
+    def end_session(self, episode_id: str, member: Member) -> None:
+        """Have a server told that it need not keep what it cached for an episode."""
+        self.ended.append((episode_id, member))
+        self.has_ended.set()
 
     async def wait_for_change(self) -> None:
         """Wait for a change of any member's state, when no server serves but one may soon.

@@ -172,7 +172,11 @@ class ServerPool:
 
     async def sample(self, url: str, request: GenerateRequest) -> Generation:
         """Return the completion of `request` from one server, without another attempt."""
-        return await self._members.at(url).server.generate(request)
+        member = self._members.at(url)
+        try:
+            return await member.server.generate(request)
+        finally:
+            self._members.end_session(request.episode_id, member)
 
     def take_out(self, url: str, reason: str) -> None:
         """Evict a server until its launcher restarts its process; do nothing if that has happened, at another address."""

@@ -10,13 +10,16 @@ reply, recording, openai objects. CPU is `time.process_time` of the client's pro
   floor           what cannot be saved: new text encoded once (by agentrl's encoder), decimal ids appended to the kept
                   request, the output decoded
   floor + HTTP    the same, sent with aiohttp; the reply read with orjson
-  tokenizers      the floor, with `tokenizers` as the encoder
+  tokenizers      the floor, with `tokenizers`, which is written in Rust, as the encoder
+  tokenizers + HTTP   the floor over HTTP, with the same encoder
 
 The texts are Python's standard library, other ones in each repeat. All contestants get the same, and each has an encoder of
-its own for each of four kinds of episode, so that it remembers words of other texts only:
+its own for each of five kinds of episode, so that it remembers words of other texts only:
 
   8 and 32 turns   a user's text, an answer in words
   with tools       8 turns; the calls pass four tools, each answer calls one of them, and the text is the tool's result
+  unseen source    8 turns with tools; each result is source code of an installed package that no episode had before, not
+                   even in part
   unseen words     8 turns; the letters of each text are exchanged at random, so that the encoder has met hardly a word; as
                    such words take more tokens, it has fewer of them
 """
@@ -61,6 +64,7 @@ from benchmarks.instant_model import (
     Instant,
     answer,
     in_unseen_words,
+    installed_source,
     save_tokenizer,
     standard_library,
 )
@@ -97,8 +101,8 @@ TOOLS = tuple(
     for name in ("search", "open_page", "run_code", "calculate")
 )
 Encode: TypeAlias = Callable[[str], list[int]]
-Kind: TypeAlias = Literal["plain", "tools", "unseen"]
-CONTESTANTS = ("client", "client + HTTP", "floor", "floor + HTTP", "tokenizers")
+Kind: TypeAlias = Literal["plain", "tools", "unseen", "source"]
+CONTESTANTS = ("client", "client + HTTP", "floor", "floor + HTTP", "tokenizers", "tokenizers + HTTP")
 
 
 class Case(NamedTuple):
@@ -111,10 +115,21 @@ class Case(NamedTuple):
     @property
     def output_tokens(self) -> int:
         """Sampled in one turn; one more with tools, by which the server knows what to answer."""
-        return OUTPUT_TOKENS // self.turns + (self.kind == "tools")
+        return OUTPUT_TOKENS // self.turns + self.has_tools
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether each answer calls a tool, and each text is a tool's result."""
+        return self.kind in ("tools", "source")
 
 
-SHAPES: tuple[tuple[int, Kind], ...] = ((TURNS[0], "plain"), (TURNS[1], "plain"), (TURNS[0], "tools"), (TURNS[0], "unseen"))
+SHAPES: tuple[tuple[int, Kind], ...] = (
+    (TURNS[0], "plain"),
+    (TURNS[1], "plain"),
+    (TURNS[0], "tools"),
+    (TURNS[0], "unseen"),
+    (TURNS[0], "source"),
+)
 """Turns and kind of the episodes that are run at each context."""
 Run: TypeAlias = Callable[[Case, list[str]], Awaitable[None]]
 
@@ -132,6 +147,8 @@ class Fixture(NamedTuple):
     tools_ids: list[int]
     """The prompt's part that describes the tools."""
     text: str
+    source: str
+    """Source code that is used once."""
     chars_per_token: dict[Kind, float]
     answers: dict[int, tuple[Generation, ...]]
     """By number of tokens."""
@@ -194,12 +211,15 @@ async def _measure(fixture: Fixture, url: str, contexts: list[int], repeats: int
         async def bare(case: Case, texts: list[str]) -> None:
             await _floor_episode(fixture, case, texts, encode_bare, None, url)
 
-        runs: tuple[Run, ...] = (client, client_http, floor, floor_http, bare)
+        async def bare_http(case: Case, texts: list[str]) -> None:
+            await _floor_episode(fixture, case, texts, encode_bare, session, url)
+
+        runs: tuple[Run, ...] = (client, client_http, floor, floor_http, bare, bare_http)
         contestants: dict[str, Run] = dict(zip(CONTESTANTS, runs, strict=True))
-        corpus, figures = Corpus(fixture.text), Figures()
+        corpora, figures = Corpora(Corpus(fixture.text), Corpus(fixture.source)), Figures()
         for context in contexts:
             cases = [Case(context, *shape) for shape in SHAPES]
-            seconds = await _interleaved(fixture, corpus, contestants, cases, repeats)
+            seconds = await _interleaved(fixture, corpora, contestants, cases, repeats)
             for name in CONTESTANTS:
                 figures.add(name, str(context), [seconds[name, case] for case in cases])
     return {**figures.rows, "construct_us": _construction(fixture)}
@@ -213,10 +233,11 @@ class Figures:
 
     def add(self, name: str, context: str, seconds: list[list[float]]) -> None:
         """Add what the CPU seconds of a contestant's episodes say, given by shape."""
-        plain, long, tools, unseen = seconds
+        plain, long, tools, unseen, source = seconds
         self._put("ms_per_turn_of_8", name, context, 1e3 * median(plain) / TURNS[0], 4)
         self._put("ms_per_turn_of_8_with_tools", name, context, 1e3 * median(tools) / TURNS[0], 4)
         self._put("ms_per_turn_of_8_in_unseen_words", name, context, 1e3 * median(unseen) / TURNS[0], 4)
+        self._put("ms_per_turn_of_8_with_unseen_source", name, context, 1e3 * median(source) / TURNS[0], 4)
         self._put("ms_per_episode_of_32_turns", name, context, 1e3 * median(long), 3)
         # Pairs ran one after the other, so that a slow minute hits both; the medians may be of different minutes.
         growth = median([b / a for a, b in zip(plain, long, strict=True)])
@@ -230,9 +251,16 @@ class Figures:
         self.rows.setdefault(figure, {}).setdefault(name, {})[context] = round(value, digits)
 
 
+class Corpora(NamedTuple):
+    """Where the texts of episodes come from."""
+
+    usual: Corpus
+    source: Corpus
+
+
 async def _interleaved(
     fixture: Fixture,
-    corpus: Corpus,
+    corpora: Corpora,
     contestants: dict[str, Run],
     cases: list[Case],
     repeats: int,
@@ -240,9 +268,10 @@ async def _interleaved(
     """Return CPU seconds of each contestant's episodes; contestants take turns, so a slow minute hits all of them."""
     seconds: dict[tuple[str, Case], list[float]] = {}
     for repeat in range(repeats + 2):
-        text = corpus.take(int(cases[0].context * max(fixture.chars_per_token.values())))
+        size = int(cases[0].context * max(fixture.chars_per_token.values()))
+        usual, source = corpora.usual.take(size), corpora.source.take(size)
         for case in cases:
-            texts = _texts(fixture, text, case)
+            texts = _texts(fixture, source if case.kind == "source" else usual, case)
             for name, run in contestants.items():
                 start = time.process_time()
                 await run(case, texts)
@@ -254,7 +283,7 @@ async def _interleaved(
 
 def _texts(fixture: Fixture, text: str, case: Case) -> list[str]:
     """Return as much of the text as brings an episode to its context, one part for each turn."""
-    frame_tokens = case.turns * (case.output_tokens + FRAME_TOKENS) + (len(fixture.tools_ids) if case.kind == "tools" else 0)
+    frame_tokens = case.turns * (case.output_tokens + FRAME_TOKENS) + (len(fixture.tools_ids) if case.has_tools else 0)
     size = int((case.context - frame_tokens) * fixture.chars_per_token[case.kind] / case.turns)
     corpus, rng = Corpus(text), random.Random(text[:100])
     parts = [corpus.take(size) for _ in range(case.turns)]
@@ -265,7 +294,7 @@ async def _client_episode(renderer: Renderer, case: Case, texts: list[str], back
     settings = EpisodeSettings(episode_id="bench", task_id="t", max_turns=case.turns)
     client = Client(PolicyBackend(backend, renderer, SamplingConfig(), settings))
     create = cast("Callable[..., Awaitable[ChatCompletion]]", client.chat.completions.create)
-    tools = {"tools": TOOLS} if case.kind == "tools" else {}
+    tools = {"tools": TOOLS} if case.has_tools else {}
     messages: list[object] = []
     call_id: str | None = None
     for text in texts:
@@ -275,7 +304,7 @@ async def _client_episode(renderer: Renderer, case: Case, texts: list[str], back
         message = completion.choices[0].message
         messages.append(message)
         call_id = message.tool_calls[0].id if message.tool_calls else None
-        assert (call_id is not None) == (case.kind == "tools")
+        assert (call_id is not None) == case.has_tools
     trajectory = client.close(StopReason.COMPLETED, 1.0)
     assert len(trajectory.turns) == case.turns
     assert len(trajectory.leaves()) == 1
@@ -284,7 +313,7 @@ async def _client_episode(renderer: Renderer, case: Case, texts: list[str], back
 async def _floor_episode(
     fixture: Fixture, case: Case, texts: list[str], encode: Encode, session: aiohttp.ClientSession | None, url: str
 ) -> None:
-    kept: list[bytes] = [orjson.dumps(fixture.tools_ids)[1:-1]] if case.kind == "tools" else []
+    kept: list[bytes] = [orjson.dumps(fixture.tools_ids)[1:-1]] if case.has_tools else []
     answers = fixture.answers[case.output_tokens]
     head = (
         b'{"sampling_params":{"max_new_tokens":%d,"temperature":1.0},"return_logprob":true,"input_ids":['
@@ -304,12 +333,12 @@ async def _floor_episode(
             np.array([triple[0] for triple in triples], np.float32)
         kept.append(orjson.dumps(output.tolist())[1:-1])
         said = fixture.tokenizer.decode(output.tolist())
-        if case.kind == "tools":
+        if case.has_tools:
             orjson.loads(said[said.index("<tool_call>") + len("<tool_call>") : said.index("</tool_call>")])
 
 
 def _roles(case: Case) -> list[str]:
-    return ["user", *(["tool" if case.kind == "tools" else "user"] * (case.turns - 1))]
+    return ["user", *(["tool" if case.has_tools else "user"] * (case.turns - 1))]
 
 
 def _fixture(folder: Path) -> Fixture:
@@ -324,7 +353,7 @@ def _fixture(folder: Path) -> Fixture:
     def said(case: Case, words: str) -> Generation:
         """Return a turn's answer: words, and a tool call where there are tools."""
         arguments = json.dumps({"query": " ".join(words.split()[:5])[:50], "limit": 5})
-        call = f'\n<tool_call>\n{{"name": "search", "arguments": {arguments}}}\n</tool_call>' if case.kind == "tools" else ""
+        call = f'\n<tool_call>\n{{"name": "search", "arguments": {arguments}}}\n</tool_call>' if case.has_tools else ""
         call_ids = encode(call)
         ids = [*encode(words)[: case.output_tokens - len(call_ids) - 1], *call_ids]
         assert len(ids) == case.output_tokens - 1
@@ -333,6 +362,8 @@ def _fixture(folder: Path) -> Fixture:
     corpus = Corpus(sample)
     spoken = [corpus.take(len(sample) // NUM_ANSWERS // 2) for _ in range(NUM_ANSWERS)]
     per_token = len(sample) / len(encode(sample))
+    source = installed_source()
+    source_per_token = len(sample) / len(encode(source[: len(sample)]))
     unseen_per_token = len(sample) / len(encode(in_unseen_words(sample, random.Random(0))))
     cases = [Case(0, *shape) for shape in SHAPES]
     tools = "".join("\n" + json.dumps(tool) for tool in TOOLS)
@@ -349,7 +380,13 @@ def _fixture(folder: Path) -> Fixture:
         },
         tools_ids=encode(f"<|im_start|>system\n# Tools\n<tools>{tools}\n</tools><|im_end|>\n"),
         text=text,
-        chars_per_token={"plain": per_token, "tools": per_token, "unseen": unseen_per_token},
+        source=source,
+        chars_per_token={
+            "plain": per_token,
+            "tools": per_token,
+            "unseen": unseen_per_token,
+            "source": source_per_token,
+        },
         answers={case.output_tokens: tuple(said(case, words) for words in spoken) for case in cases},
     )
 
@@ -437,6 +474,7 @@ def _print(rows: dict[str, object]) -> None:
     added = dict.fromkeys(TARGET_MS, float(TARGET_ADDED_US))
     _print_table("CPU ms per turn, 8 turns to the context (aim: in process)", tables["ms_per_turn_of_8"], TARGET_MS)
     _print_table("the same with tool calls", tables["ms_per_turn_of_8_with_tools"], {})
+    _print_table("the same with unseen source code", tables["ms_per_turn_of_8_with_unseen_source"], {})
     _print_table("CPU us of each turn more than without tools", tables["us_per_turn_for_tools"], {})
     _print_table("CPU ms per turn, 8 turns in unseen words", tables["ms_per_turn_of_8_in_unseen_words"], {})
     _print_table("CPU ms per episode of 32 turns (aim: in process)", tables["ms_per_episode_of_32_turns"], per_episode)

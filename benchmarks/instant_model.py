@@ -68,6 +68,14 @@ def standard_library() -> str:
     return "\n".join(file.read_text(encoding="utf-8", errors="ignore") for file in files)
 
 
+def installed_source() -> str:
+    """Return the source of installed packages, in ASCII, the files in an order that is arbitrary and always the same."""
+    root = Path(sysconfig.get_path("purelib"))
+    files = [file for name in ("torch", "transformers") for file in sorted((root / name).rglob("*.py"))]
+    random.Random(0).shuffle(files)
+    return "\n".join(file.read_text(encoding="ascii", errors="ignore") for file in files)
+
+
 def in_unseen_words(text: str, rng: random.Random) -> str:
     """Return `text` with its letters exchanged at random: as many words, as long, and hardly one met before."""
     exchanged = "".join(rng.sample(ascii_lowercase, 26) + rng.sample(ascii_uppercase, 26))

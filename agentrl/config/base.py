@@ -1,6 +1,7 @@
 """The base of every config model, and the field types that several of them share; `agentrl.config` composes the models.
 
-Invariant: a config object is valid and never changes. Unknown keys are rejected; each field is documented once, below it.
+Invariant: a config object is valid and never changes. Unknown keys are rejected; each field is documented once, below it,
+where `agentrl.config.describe` reads it. Pydantic would read it at import, which takes longer than all else of an import.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ class Config(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         validate_default=True,
         coerce_numbers_to_str=True,
         allow_inf_nan=False,

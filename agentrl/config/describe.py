@@ -5,9 +5,13 @@ Invariant: everything comes from the models themselves, so a list of fields cann
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from textwrap import dedent
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -68,18 +72,35 @@ class ConfigField:
 
 def config_fields(model: type[BaseModel], prefix: str = "") -> Iterator[ConfigField]:
     """Yield every section and field of a config model, in the order of the code; a section comes before its fields."""
+    docstrings = field_docstrings(model)
     for name, info in model.model_fields.items():
         path = f"{prefix}{name}"
         below = _model_of(info.annotation)
         if below is None:
-            meaning = _one_line(info.description)
+            meaning = _one_line(docstrings.get(name))
             kind = _type_words(info.annotation, info.metadata)
             yield ConfigField(path=path, meaning=meaning, type=kind, unit=_unit(path, kind, meaning), default=_default(info))
         else:
-            meaning = _one_line(info.description or below.__doc__)
+            meaning = _one_line(docstrings.get(name) or below.__doc__)
             default = _default(info) if info.is_required() or info.default is None else "{}"
             yield ConfigField(path=path, meaning=meaning, type="section", unit=None, default=default)
             yield from config_fields(below, f"{path}.")
+
+
+def field_docstrings(model: type[BaseModel]) -> Mapping[str, str]:
+    """Return the docstring below each field of a model that has one, those of its bases included."""
+    found: dict[str, str] = {}
+    for kind in reversed(model.__mro__):
+        if issubclass(kind, BaseModel) and kind is not BaseModel:
+            (definition,) = ast.parse(dedent(inspect.getsource(kind))).body
+            assert isinstance(definition, ast.ClassDef)
+            for field, below in pairwise(definition.body):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        found[name] = inspect.cleandoc(text)
+                    case _:
+                        pass
+    return found
 
 
 def field_values(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str, bool]]:

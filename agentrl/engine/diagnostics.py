@@ -20,7 +20,7 @@ import numpy as np
 
 from agentrl.episode.summary import is_success, name_part
 from agentrl.reward.match import normal_text, read_number
-from agentrl.types import Trajectory
+from agentrl.types import Trajectory, Turn
 
 MOST_NAMES = 32
 """Roles, and players, with figures of their own; the less frequent ones are `others` together."""
@@ -95,20 +95,29 @@ def speaker_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _cached_shares(episodes: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the share of prompt tokens that prefix caches held, of all turns and by the number of the turn."""
-    cached, prompts = Counter[str](), Counter[str]()
+    """Return the share of prompt tokens that prefix caches held, of all turns and by their number, and the lost caches."""
+    cached, prompts, lost = Counter[str](), Counter[str](), 0
     for episode in episodes:
         ends: list[int] = []
         for number, turn in enumerate(episode.turns):
             prompt = len(turn.context_ids) + (0 if turn.parent is None else ends[turn.parent])
             ends.append(prompt + len(turn.output_ids))
             if turn.cached_tokens is not None and prompt:
+                lost += _lost_cache(episode, turn, ends)
                 first = 1 << max(0, number.bit_length() - 1) if number else 0
                 label = f"{first}" if first < 2 else f"{first}_to_{2 * first - 1}"
                 for name in ("cached_share", f"cached_share_by_turn.{label}"):
                     cached[name] += turn.cached_tokens
                     prompts[name] += prompt
-    return {name: cached[name] / prompts[name] for name in prompts}
+    shares = {name: cached[name] / prompts[name] for name in prompts}
+    return shares | ({"lost_caches": float(lost)} if shares else {})
+
+
+def _lost_cache(episode: Trajectory, turn: Turn, ends: Sequence[int]) -> bool:
+    """Return whether the cache held less than half of what the turn continues, although the weights were the same."""
+    if turn.parent is None or not turn.spans or not (spans := episode.turns[turn.parent].spans):
+        return False
+    return turn.spans[0].version == spans[-1].version and 2 * (turn.cached_tokens or 0) < ends[turn.parent]
 
 
 def _by_name(named: Sequence[_Named], kind: str) -> dict[str, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -96,6 +97,13 @@ class Context(msgspec.Struct, frozen=True):
             raise TokenError(f"token ids must be in 0..{2**31 - 1}, got {low}..{high}")
         packed = given.astype(INT32).tobytes()
         return cls((packed,), (json_of(packed),), given.size, high + 1)
+
+    def digest(self) -> bytes:
+        """Return what tells this context from others."""
+        digest = blake2b(digest_size=16)
+        for piece in self.packed:
+            digest.update(piece)
+        return digest.digest()
 
     def ids(self) -> Int32Array:
         """Return all ids, [N] int32, read-only."""

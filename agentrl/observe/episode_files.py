@@ -37,6 +37,8 @@ DRAIN_TIMEOUT_S = 20.0
 """Seconds that a run that ends waits until its last lines are on disk: a disk that others write to pauses for some."""
 MAX_PENDING_RECORDS = 8192
 """Records that may wait for the disk."""
+_MAX_BATCH = 16
+"""Records that are in memory as text at a time."""
 COMPRESSION = 1
 """Level of gzip: higher ones make the files a tenth smaller and take four times as long."""
 _EVALUATION = b'{"purpose":"evaluation"'
@@ -164,9 +166,9 @@ class EpisodeFiles:
                     self._step_ended.set()
 
     def _next_batch(self) -> list[_Pending]:
-        """Return the episodes that wait before the next end of a step, or that end."""
+        """Return episodes that wait before the next end of a step, or that end."""
         ends = (number for number, each in enumerate(self._pending) if isinstance(each, _StepEnd))
-        return self._pending[: max(1, next(ends, len(self._pending)))]
+        return self._pending[: min(_MAX_BATCH, max(1, next(ends, len(self._pending))))]
 
     def _write_batch(self, batch: list[_Pending]) -> None:
         records: list[bytes] = []

@@ -70,6 +70,12 @@ _SPEAKERS: tuple[tuple[str, str, str], ...] = (
     ("output_tokens_mean_by_role.ROLE", "tokens", "sampled per episode, by role"),
     ("forks_by_client.CLIENT", "turns", "that forked, by the program that asked over HTTP, where one did"),
     ("cached_share", "share", "of the prompts' tokens, from the servers' prefix caches"),
+    (
+        "lost_caches",
+        "turns",
+        "whose server held less than half of the turn that they continue, although no weight update came between: the "
+        "session was dropped for others, or the episode moved to another server",
+    ),
     ("cached_share_by_turn.N", "share", "of these, by the number of the turn in its episode: `0`, `1`, `2_to_3`, and so on"),
     ("left_out_turns", "turns", "that the run file keeps out of training (side calls)"),
 )

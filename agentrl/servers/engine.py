@@ -48,6 +48,8 @@ class EngineRequest:
     """Name of the LoRA adapter that computes it, from its first token to its last; None: the weights alone."""
     cache_key: tuple[str, str] = ("", "")
     """SGLang's `extra_key` and `cache_salt`; only requests with equal keys share cached prefixes."""
+    session: str = ""
+    """SGLang's `session_id`: its prefix is evicted after those of no session, until `close_session`; empty: of none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,8 @@ class EngineInfo:
     """Adapters that can be loaded at once; 0: none."""
     engine: str = "embedded"
     """`embedded` or `scripted`; SGLang's `/server_info` has no such field."""
+    has_sessions: bool = False
+    """It keeps the cached prefixes of open sessions longer than others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +137,10 @@ class EngineLoad:
     """Output tokens per second since the last call."""
     cache_hit_rate: float = 0.0
     """Share of all prompt tokens since the start that were found in the prefix cache."""
+    num_sessions: int = 0
+    """Open sessions."""
+    num_dropped_sessions: int = 0
+    """Times since the start that an open session lost a cached prefix to another request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +336,10 @@ class InferenceEngine(Protocol):
 
         Cancellation: the cache is dropped entirely or not at all.
         """
+        ...
+
+    def close_session(self, session: str) -> None:
+        """Let the cached prefixes of a session be evicted as those of no session; do nothing for an unknown one."""
         ...
 
     def checksums(self) -> Mapping[str, str]:

@@ -21,7 +21,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -45,6 +45,9 @@ from agentrl.types import (
     VersionSpan,
 )
 
+_KEPT_JSON: Final = 32_768
+"""Longest context, tokens, whose JSON is kept for the next call. That of a longer one takes more memory than its ids and
+log-probs together, and is written again in a millisecond."""
 _THINKING = re.compile(r"<think>(?:.*?</think>\s*|\s*\Z)", re.DOTALL)
 
 
@@ -421,7 +424,9 @@ class ContextBuilder:
         self._size = 0
         """Number of these ids."""
         self._json: tuple[bytes, ...] = ()
-        """The JSON of the ids before its output, in pieces as in `Context`."""
+        """The JSON of the ids before its output, in pieces as in `Context`; empty where it is not kept."""
+        self._is_long = False
+        """Whether it is not kept."""
         self._digest = hashlib.blake2b(digest_size=16)
         """The digest of that JSON."""
 
@@ -433,6 +438,8 @@ class ContextBuilder:
         """Return the context of a call that adds the int32 ids `added` to the end of `parent`."""
         if parent == self._last:
             pieces, json = (*self._pieces, added), self._json
+            if self._is_long:
+                json = (json_of(b"".join(self._pieces[:-1])),)
             size, fresh = self._size + len(added) // INT32.itemsize, b"".join([*self._pieces[-1:], added])
         else:
             fresh = b"".join([*self._path(parent), added])
@@ -446,11 +453,13 @@ class ContextBuilder:
         """Remember the end of `turn`, which is recorded now; return the digest of its context's JSON."""
         parent, json = prompt.extension.parent, prompt.context.json
         if parent == self._last:  # also when the prompt was built, because a parent precedes its children
-            pieces, digest, new = self._pieces, self._digest, json[len(self._json) :]
+            pieces, digest, new = self._pieces, self._digest, json[1 if self._is_long else len(self._json) :]
         else:
             pieces, digest, new = self._path(parent), hashlib.blake2b(digest_size=16), json
         digest.update(b"".join(new))
-        self._last, self._pieces, self._json, self._digest = turn, [*pieces, prompt.added, output], json, digest
+        self._is_long = prompt.context.size > _KEPT_JSON
+        self._json = () if self._is_long else json
+        self._last, self._pieces, self._digest = turn, [*pieces, prompt.added, output], digest
         self._size = prompt.context.size + len(output) // INT32.itemsize
         return digest.digest()
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from agentrl.algo.companions import CriticConfig, ReferenceConfig
 from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
 from agentrl.config.base import Config
+from agentrl.config.describe import field_docstrings
 from agentrl.data.config import WeightedSource
 from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig
@@ -42,7 +43,7 @@ def fields(model: type[BaseModel], prefix: str = "", seen: set[tuple[type, str]]
         kinds = [k for k in (info.annotation, *getattr(info.annotation, "__args__", ())) if isinstance(k, type)]
         nested = next((k for k in kinds if issubclass(k, BaseModel)), None)
         if nested is None:
-            found[prefix + name] = info.description
+            found[prefix + name] = field_docstrings(model).get(name)
         else:
             found |= fields(nested, f"{prefix}{name}.", seen)
     return found

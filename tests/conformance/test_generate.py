@@ -231,3 +231,20 @@ async def test_only_equal_salts_and_keys_share_prefixes(api: Api) -> None:
     assert [await cached(api, ids, **kind) for kind in kinds] == [0] * len(kinds)
     assert [await cached(api, ids, **kind) for kind in kinds] == [39] * len(kinds)
     assert await cached(api, ids, cache_salt="", extra_key="") == 39
+
+
+async def test_a_session_changes_no_answer_and_closing_it_keeps_what_it_cached(api: Api) -> None:
+    ids = [*range(40, 80)]
+    plain = await api.generate(ids, 8, sampling={"temperature": 0.0})
+    for _ in range(2):
+        body = await api.generate(ids, 8, sampling={"temperature": 0.0}, session_id="a session")
+        assert body["output_ids"] == plain["output_ids"]
+        assert body["meta_info"]["cached_tokens"] == 39
+    for name in ("a session", "a session", "another that was never opened"):
+        assert await api.post("/close_session", {"session_id": name}) == (200, "")
+    assert await cached(api, ids, session_id="a session") == 39
+
+
+async def test_a_server_says_whether_it_has_sessions(api: Api) -> None:
+    answer = await api.get("/server_info")
+    assert answer.body["enable_session_radix_cache"] is True

@@ -1,8 +1,9 @@
 """Starts an SGLang server that ends together with the process that started it.
 
 agentrl runs this file by its path, with the Python of SGLang's own environment, where agentrl is not installed; so the file
-imports nothing of agentrl. `python sglang_main.py [--api-key-env NAME] [--exit-with-stdin] ARGUMENTS...`: the other
-arguments are those of `sglang.launch_server`.
+imports nothing of agentrl. `python sglang_main.py [--api-key-env NAME] [--exit-with-stdin] [--no-sessions] ARGUMENTS...`:
+the other arguments are those of `sglang.launch_server`. The server keeps the caches of running episodes where it can, but
+not with `--no-sessions`.
 
 Invariant: the key is on no command line and in no log line. With `--exit-with-stdin` no process of the server outlives this
 process or the process at the other end of standard input. Only on a CPU do placeholders replace compiled packages.
@@ -15,10 +16,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import glob
+import importlib.metadata
 import importlib.util
 import itertools
 import logging
 import os
+import re
 import select
 import signal
 import sys
@@ -40,6 +43,16 @@ _CPU_DEFAULTS = {
 
 _CPU_LORA_DEFAULTS = {"--lora-backend": ("torch_native",)}  # the other backends compute with Triton
 _MAKES_TENSORS = ("empty", "ones", "tensor", "zeros")
+_SESSIONS = "--enable-session-radix-cache"
+_SESSIONS_SINCE = (0, 5, 23)
+"""The first SGLang that has sessions with its usual cache."""
+_WITHOUT_SESSIONS = frozenset(
+    {
+        "--no-sessions", "--disable-radix-cache", "--radix-cache-backend", "--enable-lmcache", "--enable-flexkv",
+        "--enable-unified-cache-external-linker", "--enable-kv-cache-sharding", "--enable-encoder-swa-bounded-replay",
+    }
+)  # fmt: skip
+"""Arguments with which SGLang cannot have sessions, and agentrl's own."""
 
 
 class MissingKernels(types.ModuleType):
@@ -95,6 +108,31 @@ def with_cpu_defaults(arguments: Sequence[str]) -> list[str]:
     defaults = _CPU_DEFAULTS | (_CPU_LORA_DEFAULTS if "--enable-lora" in given else {})
     added = [word for flag, values in defaults.items() if flag not in given for word in (flag, *values)]
     return [*added, *arguments]
+
+
+def with_sessions(arguments: Sequence[str], version: str) -> list[str]:
+    """Return the arguments, with sessions where this version of SGLang has them beside the other arguments.
+
+    Example:
+        >>> with_sessions(["--tp", "2"], "0.5.23"), with_sessions(["--tp", "2"], "0.5.22")
+        (['--enable-session-radix-cache', '--tp', '2'], ['--tp', '2'])
+        >>> with_sessions(["--no-sessions", "--tp", "2"], "0.5.23")
+        ['--tp', '2']
+    """
+    given = {argument.partition("=")[0] for argument in arguments}
+    rest = [argument for argument in arguments if argument != "--no-sessions"]
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if given & _WITHOUT_SESSIONS or _SESSIONS in given or numbers < _SESSIONS_SINCE:
+        return rest
+    return [_SESSIONS, *rest]
+
+
+def installed_version() -> str:
+    """Return the version of SGLang; empty where it is run from its sources."""
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def stand_in_for_kernels() -> object:
@@ -212,6 +250,7 @@ def main() -> None:
     held = prepare()
     if on_cpu(arguments):
         arguments = with_cpu_defaults(arguments)
+    arguments = with_sessions(arguments, installed_version())
     if key_name is not None:
         arguments += ["--api-key", os.environ[key_name]]
     from sglang.launch_server import run_server  # pyright: ignore[reportMissingImports] - lives in its own environment

@@ -78,7 +78,7 @@ class Attempt:
     async def next_server(self, wait: Deadline) -> Member:
         """Return the server for the call; evicting that server ends `wait`."""
         self.member = None
-        self.member = await self._members.route(self.request.episode_id, self._avoid)
+        self.member = await self._members.route(self.request.episode_id, self._avoid, self.request.context)
         self._lowest = self._members.version
         wait.join(self.member.waits)
         return self.member

@@ -7,7 +7,7 @@ control call that may be made twice is made again at its own server, as often as
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ import anyio
 
 from agentrl.concurrency import Deadline
 from agentrl.errors import ServerError, ServerUnavailable
-from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk, WeightSource
+from agentrl.inference.backend import Context, GenerateRequest, Generation, GenerationChunk, WeightSource
 from agentrl.inference.sglang.named_adapters import AdapterReceiver
 from agentrl.inference.sglang.server import Receiver
 from agentrl.types import Float32Array, Int32Array
@@ -88,6 +88,10 @@ class Server(Protocol):
         """Yield the completion as it is sampled, without retries on other servers."""
         ...
 
+    async def end_session(self, episode_id: str) -> None:
+        """Let it evict what it cached for an episode."""
+        ...
+
     async def check(self) -> int:
         """Return the version of the weights; answers during a pause too."""
         ...
@@ -119,6 +123,12 @@ FROZEN_CHECKS = 2
 """Health checks in a row without any answer after which a server counts as frozen."""
 
 
+_WORTH_SHARING = 256
+"""Shortest context, tokens, for which an episode opens on a busier server that has it."""
+_BUSIER = 16
+"""Episodes or calls in flight by which that server may exceed the least busy one."""
+_REMEMBERED_OPENINGS = 4096
+"""Contexts of first calls whose server is remembered."""
 BACK_OFF_S = 0.5
 """Seconds before an overloaded server is called again, when it does not say how long; doubled with each failure."""
 MAX_BACK_OFF_S = 30.0
@@ -213,6 +223,11 @@ class Members:
         """Digests of the current weights by `checksum_kind`, with the server that reported them; none of agentrl's kind."""
         self._sessions: OrderedDict[str, Member] = OrderedDict()
         self._max_sessions = max_sessions
+        self._openings: OrderedDict[bytes, Member] = OrderedDict()
+        self.ended: deque[tuple[str, Member]] = deque(maxlen=max_sessions)
+        """Episodes that left a server, which is still to be told."""
+        self.has_ended = anyio.Event()
+        """Set when there are such; there is a new one once they are taken."""
         self._changed = anyio.Event()
 
     def at(self, url: str) -> Member:
@@ -229,17 +244,19 @@ class Members:
     def other_serving(self, avoid: Set[Member]) -> bool:
         return any(member not in avoid for member in self.serving())
 
-    async def route(self, episode_id: str, avoid: Set[Member]) -> Member:
-        """Return the episode's server, or else the one with the fewest calls in flight; `avoid` only when there is no other.
+    async def route(self, episode_id: str, avoid: Set[Member], context: Context | None = None) -> Member:
+        """Return the episode's server, or else the one to open it on; `avoid` only when there is no other.
 
-        Waits while no server serves but one starts again, takes the current weights or gets those of the next update.
+        It opens where a long `context` was sent before, as by other members of its group, because that server has it in its
+        cache, unless it is `_BUSIER` than another; else where the fewest calls are in flight. Waits while no server serves
+        but one starts again, takes the current weights or gets those of the next update.
         """
         while not (serving := self.serving()):
             await self.wait_for_change()
         home = self._sessions.get(episode_id)
         if home is None or home.state is not State.SERVING or home in avoid:
             choices = [member for member in serving if member not in avoid] or serving
-            home = min(choices, key=lambda member: (member.in_flight, member.sessions))
+            home = self._opening(choices, context)
             self.release(episode_id)
             self._sessions[episode_id] = home
             home.sessions += 1
@@ -248,10 +265,32 @@ class Members:
         self._sessions.move_to_end(episode_id)
         return home
 
+    def _opening(self, choices: Sequence[Member], context: Context | None) -> Member:
+        """Return the server on which an episode with this context opens."""
+        least = min(choices, key=lambda member: (member.in_flight, member.sessions))
+        if context is None or context.size < _WORTH_SHARING:
+            return least
+        digest = context.digest()
+        holder = self._openings.pop(digest, least)
+        busier = max(holder.in_flight - least.in_flight, holder.sessions - least.sessions) >= _BUSIER
+        if busier or holder not in choices:
+            holder = least
+        self._openings[digest] = holder
+        if len(self._openings) > _REMEMBERED_OPENINGS:
+            self._openings.popitem(last=False)
+        return holder
+
     def release(self, episode_id: str) -> None:
+        """Forget the server of an episode, and have it told that the session ends."""
         home = self._sessions.pop(episode_id, None)
         if home is not None:
             home.sessions -= 1
+            self.end_session(episode_id, home)
+
+    def end_session(self, episode_id: str, member: Member) -> None:
+        """Have a server told that it need not keep what it cached for an episode."""
+        self.ended.append((episode_id, member))
+        self.has_ended.set()
 
     async def wait_for_change(self) -> None:
         """Wait for a change of any member's state, when no server serves but one may soon.

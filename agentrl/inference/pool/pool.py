@@ -30,6 +30,7 @@ from agentrl.inference.backend import GenerateRequest, Generation
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.pool.failover import Failover
 from agentrl.inference.pool.members import FROZEN_CHECKS, PAUSES, Member, Members, Server, State
+from agentrl.inference.pool.sessions import end_sessions
 from agentrl.inference.pool.transfer import leave_all
 from agentrl.inference.pool.update import CLEANUP_S, Updater
 
@@ -121,7 +122,7 @@ class ServerPool:
         self.update_weights = self._updater.update
         """Change the weights of every server; errors and cancellation are those of `Updater.update`."""
         self.release = self._members.release
-        """Forget which server an episode used; call it when the episode has ended."""
+        """Forget which server an episode used, and end its session there; call it when the episode has ended."""
         self._stack = AsyncExitStack()
         self._context: int | None = None
         """Longest context, tokens, that every server granted when the pool was opened."""
@@ -134,6 +135,7 @@ class ServerPool:
             await self._connect()
             tasks = await self._stack.enter_async_context(task_group())
             tasks.start_soon(self._stop_when_failed)
+            tasks.start_soon(end_sessions, self._members)
             for member in self._members.all:
                 tasks.start_soon(self._watch, member)
             self._stack.callback(tasks.cancel_scope.cancel)
@@ -170,7 +172,11 @@ class ServerPool:
 
     async def sample(self, url: str, request: GenerateRequest) -> Generation:
         """Return the completion of `request` from one server, without another attempt."""
-        return await self._members.at(url).server.generate(request)
+        member = self._members.at(url)
+        try:
+            return await member.server.generate(request)
+        finally:
+            self._members.end_session(request.episode_id, member)
 
     def take_out(self, url: str, reason: str) -> None:
         """Evict a server until its launcher restarts its process; do nothing if that has happened, at another address."""

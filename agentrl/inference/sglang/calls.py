@@ -25,6 +25,7 @@ from agentrl.concurrency import Deadline
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.sglang.adapter_uses import AdapterUses, NamedAdapter
+from agentrl.inference.sglang.sessions import Sessions
 from agentrl.inference.sglang.transport import Transport
 from agentrl.inference.sglang.wire import GenerateReply, check_request, generate_body, parse_event, parse_reply
 from agentrl.types import Float32Array, Int32Array, StopReason, VersionSpan
@@ -59,7 +60,7 @@ class Assembly:
     def done(self) -> bool:
         return self._stop_reason is not None
 
-    def body(self, *, stream: bool = False, cache_salt: str = "", adapter: str = "") -> tuple[str, bytes]:
+    def body(self, *, stream: bool = False, cache_salt: str = "", adapter: str = "", session: str = "") -> tuple[str, bytes]:
         """Return the id and the body of the request for the missing tokens; each piece has a new id."""
         request, sampling = self.request, self.request.sampling
         rid, ids_json = request.request_id, request.context.json
@@ -75,7 +76,14 @@ class Assembly:
             sampling = sampling if seed is None else replace(sampling, seed=(seed + kept + 2**63) % 2**64 - 2**63)
         limit = sampling.max_new_tokens - kept
         return rid, generate_body(
-            sampling, rid=rid, ids_json=ids_json, limit=limit, stream=stream, cache_salt=cache_salt, adapter=adapter
+            sampling,
+            rid=rid,
+            ids_json=ids_json,
+            limit=limit,
+            stream=stream,
+            cache_salt=cache_salt,
+            adapter=adapter,
+            session=session,
         )
 
     def take(self, reply: GenerateReply, *, caller_aborted: bool, streamed: bool = False, moved: bool = False) -> None:
@@ -212,6 +220,7 @@ class ServerCalls:
         self._abort_later: list[str] = []
         self.cache_salt = ""
         """Keeps requests apart from cached prefixes of earlier weights; empty where the cache was flushed."""
+        self.sessions = Sessions()
         self.adapters = AdapterUses()
         """The adapter that pieces name, and those that are in flight."""
 
@@ -305,7 +314,8 @@ class ServerCalls:
             await self._gate.wait()
         call.adapter, call.moved = self.adapters.begin(), False
         name = "" if call.adapter is None else call.adapter.name
-        call.rid, body = call.assembly.body(stream=stream, cache_salt=self.cache_salt, adapter=name)
+        session = self.sessions.of(call.assembly.request.episode_id)
+        call.rid, body = call.assembly.body(stream=stream, cache_salt=self.cache_salt, adapter=name, session=session)
         self._sent.add(call)
         return body
 

@@ -12,6 +12,7 @@ because `/health` blocks during a pause; weights change only during a pause; the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from typing import Literal, Protocol
@@ -39,6 +40,12 @@ from agentrl.inference.sglang.wire import (
 )
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.types import Bucket, GroupAddress, GroupRequest, Manifest, Publication
+
+logger = logging.getLogger(__name__)
+_NO_SESSIONS = (
+    "runs without sessions, so it may evict the caches of running episodes before those of ended ones; start SGLang "
+    "0.5.23 or newer with --enable-session-radix-cache"
+)
 
 
 class Receiver(Protocol):
@@ -241,6 +248,9 @@ class SGLangServer:
             check_sglang_version(info.version, self.url)
         version = await self.check()
         self._info, self._version = info, version
+        if not info.enable_session_radix_cache and info.engine == "sglang" and self._calls.sessions.supported is None:
+            logger.warning("%s %s", self.url, _NO_SESSIONS)
+        self._calls.sessions.supported = info.enable_session_radix_cache
 
     async def aclose(self) -> None:
         """Close all connections, also when cancelled; calls in flight end with `ServerUnavailable`."""
@@ -250,6 +260,13 @@ class SGLangServer:
         what = f"{self.url}: agentrl waited for /abort_request of {request_id}"
         with Deadline(self._control.timeout_s, lambda: what, self.url):
             await self._calls.abort(request_id)
+
+    async def end_session(self, episode_id: str) -> None:
+        """Tell the server that an episode has ended, so that it may evict what it cached for it."""
+        session = self._calls.sessions.of(episode_id)
+        if session:
+            body = orjson.dumps({"session_id": session})
+            await self._control.call("POST", "/close_session", body, f"the end of the session of episode {episode_id}")
 
     async def check(self) -> int:
         """Return the policy version that calls are computed with, from `/model_info`, which answers during a pause too."""

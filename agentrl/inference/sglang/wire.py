@@ -50,6 +50,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """LoRA adapters that it holds at once; None: it names no limit."""
     max_req_input_len: int | None = None
     """Longest prompt, tokens, as context and cache memory allow."""
+    enable_session_radix_cache: bool = False
+    """The server evicts the cached prefixes of open sessions after all others."""
 
     @property
     def max_context_tokens(self) -> int | None:
@@ -252,10 +254,11 @@ def generate_body(
     stream: bool = False,
     cache_salt: str = "",
     adapter: str = "",
+    session: str = "",
 ) -> bytes:
     """Return the body of a `/generate` call for at most `limit` tokens; `ids_json` is copied once, as it is.
 
-    `adapter` names the LoRA adapter that computes it; empty: the weights alone.
+    `adapter` names the LoRA adapter that computes it; empty: the weights alone. `session` is the id of a session, or empty.
 
     Example:
         >>> generate_body(SamplingParams(max_new_tokens=4), rid="a", ids_json=[b"5", b",6"], limit=4)
@@ -269,6 +272,8 @@ def generate_body(
         parts += [b',"cache_salt":', orjson.dumps(cache_salt)]
     if adapter:
         parts += [b',"lora_path":', orjson.dumps(adapter)]
+    if session:
+        parts += [b',"session_id":', orjson.dumps(session)]
     parts.append(b"}")
     return b"".join(parts)
 

@@ -4,6 +4,9 @@ Invariant: the first `lengths[r]` positions of row `r` hold the keys and values 
 the weights of the row's epoch, and only rows of the current epoch and the request's cache key are ever matched. The one
 exception is a row that keeps running through an `in_place` weight update: it mixes keys of both weights, keeps its former
 epoch, and so is never shared.
+
+A row of an open session is overwritten only when every other free row is one, too. Then the newest session loses its row:
+with more sessions than rows, the oldest keep their prefixes and end, where the least recently used order would keep none.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from agentrl.servers.embedded.spec import ModelSpec
 from agentrl.types import BoolArray, Int32Array
 
 _FIRST_CAPACITY: Final = 256
+_MAX_SESSIONS: Final = 65_536
+"""Open sessions that are remembered; the oldest is closed for another one."""
+_NEVER: Final = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,13 @@ class KVCache:
         self._keys: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self._key_ids = {("", ""): 0}
         self._next_key = 1
+        self.dropped = 0
+        """Times that an open session lost a prefix to another request, with weights unchanged."""
+        self._open: dict[str, int] = {}
+        """Number of each open session, in the order of opening, from 1."""
+        self._opened = 0
+        self._sessions: NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        """[rows]: number of the open session that the row belongs to; 0: of none."""
         self._used: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self._clock = 0
 
@@ -90,24 +103,42 @@ class KVCache:
             return None
         return PrefixMatch(row=best, length=min(best_length, int(self.lengths[best])), coming=best_length)
 
-    def claim(self, ids: Int32Array, match: PrefixMatch | None, key: tuple[str, str] = ("", "")) -> tuple[int, int]:
+    def claim(
+        self, ids: Int32Array, match: PrefixMatch | None, key: tuple[str, str] = ("", ""), session: str = ""
+    ) -> tuple[int, int]:
         """Give a free row to a sequence that will hold `ids`, and keep or copy its cached prefix there.
+
+        `session` is the id of the sequence's session, which this opens; empty: it has none.
 
         Returns:
             The row, and the number of leading `ids` whose keys and values it already holds.
         """
         reused = match.length if match is not None else 0
-        if match is not None and not self.owned[match.row] and 2 * reused >= self.lengths[match.row]:
+        number = self._open_session(session) if session else 0
+        if match is not None and self._may_continue(match, number):
             row = match.row
         else:
             row = self._victim(keep=match.row if match is not None else -1)
+            self.dropped += bool(self._sessions[row] and self.lengths[row] and self._epochs[row] == self.epoch)
             if match is not None and reused:
                 self.data[:, :, row, :, :reused] = self.data[:, :, match.row, :, :reused]
         self.reserve(len(ids) + 1)
         self.tokens[row, : len(ids)] = ids
         self.lengths[row], self.known[row] = reused, len(ids)
         self.owned[row], self._epochs[row], self._keys[row] = True, self.epoch, self._key_id(key)
+        self._sessions[row] = number
         return row, reused
+
+    @property
+    def num_sessions(self) -> int:
+        """Return how many sessions are open."""
+        return len(self._open)
+
+    def close_session(self, session: str) -> None:
+        """Give back the rows of a session; their prefixes can be matched until they are overwritten."""
+        number = self._open.pop(session, 0)
+        if number:
+            self._sessions[self._sessions == number] = 0
 
     def release(self, row: int) -> None:
         """Take the row from its sequence; its computed prefix can still be matched."""
@@ -135,7 +166,8 @@ class KVCache:
         held = self.data[:, :, a, :, :length].clone()
         self.data[:, :, a, :, :length] = self.data[:, :, b, :, :length]
         self.data[:, :, b, :, :length] = held
-        for array in (self.tokens, self.lengths, self.known, self.owned, self._epochs, self._keys, self._used):
+        arrays = (self.tokens, self.lengths, self.known, self.owned, self._epochs, self._keys, self._sessions, self._used)
+        for array in arrays:
             array[[a, b]] = array[[b, a]]
 
     def reserve(self, length: int) -> None:
@@ -153,6 +185,21 @@ class KVCache:
         self.data, self.tokens, self.capacity = grown, tokens, capacity
         self.head_offsets = self._head_offsets()
 
+    def _open_session(self, session: str) -> int:
+        number = self._open.get(session)
+        if number is None:
+            if len(self._open) == _MAX_SESSIONS:
+                self.close_session(next(iter(self._open)))
+            self._opened += 1
+            number = self._open[session] = self._opened
+        return number
+
+    def _may_continue(self, match: PrefixMatch, session: int) -> bool:
+        """Return whether a sequence of `session` takes the row itself, most of which it needs, instead of a copy."""
+        row = match.row
+        others = self._sessions[row] not in (0, session)
+        return not self.owned[row] and not others and 2 * match.length >= int(self.lengths[row])
+
     def _key_id(self, key: tuple[str, str]) -> int:
         """Return the number of a cache key; forget the keys that no row has."""
         number = self._key_ids.get(key)
@@ -169,11 +216,12 @@ class KVCache:
         return np.concatenate((keys, keys + rows * heads * self.capacity))
 
     def _victim(self, keep: int) -> int:
-        """Return the free row to overwrite: an empty or outdated one, else the least recently used."""
-        age = np.where((self.lengths == 0) | (self._epochs != self.epoch), -1, self._used)
-        age = np.where(self.owned, np.iinfo(np.int64).max, age)
+        """Return the free row to overwrite: an empty or outdated one, else the least recently used, sessions' rows last."""
+        age = np.where(self._sessions > 0, _NEVER - 2 - self._sessions, self._used)
+        age = np.where((self.lengths == 0) | (self._epochs != self.epoch), -1, age)
+        age = np.where(self.owned, _NEVER, age)
         if keep >= 0 and not self.owned[keep] and np.count_nonzero(~self.owned) > 1:
-            age[keep] = np.iinfo(np.int64).max - 1
+            age[keep] = _NEVER - 1
         return int(age.argmin())
 
 

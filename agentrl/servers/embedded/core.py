@@ -164,7 +164,7 @@ class Core:
             if match is not None and self.cache.owned[match.row] and match.coming - match.length >= _WORTH_WAITING:
                 held.append(sequence)
                 continue
-            row, reused = self.cache.claim(ids, match, key)
+            row, reused = self.cache.claim(ids, match, key, sequence.request.session)
             self.table.place(sequence, row, self.model.spec.vocab_size)
             self._num_running += 1
             self._prefilling.append(sequence)

@@ -135,6 +135,7 @@ class EmbeddedEngine:
             max_adapters=MAX_ADAPTERS,
             dtype=self._options.dtype,
             device=str(self._device),
+            has_sessions=True,
         )
 
     @property
@@ -151,6 +152,8 @@ class EmbeddedEngine:
             paused=self._gate.paused,
             gen_throughput=(core.output_tokens - tokens) / max(now - since, 1e-6),
             cache_hit_rate=core.cached_tokens / max(core.prompt_tokens, 1),
+            num_sessions=core.cache.num_sessions,
+            num_dropped_sessions=core.cache.dropped,
         )
 
     async def run(self) -> None:
@@ -247,6 +250,10 @@ class EmbeddedEngine:
             return False
         self._core.cache.flush()
         return True
+
+    def close_session(self, session: str) -> None:
+        """Let the cached prefixes of a session be evicted as those of no session."""
+        self._core.cache.close_session(session)
 
     def checksums(self) -> Mapping[str, str]:
         """Return the digest of each served tensor, by HF name."""

@@ -177,6 +177,10 @@ class _VersionBody(msgspec.Struct):
     abort_all_requests: bool = True
 
 
+class _CloseBody(msgspec.Struct):
+    session_id: str
+
+
 class _CheckBody(msgspec.Struct):
     action: str = "checksum"
 
@@ -197,6 +201,7 @@ class ControlRoutes:
         post("/update_weight_version", self.update_weight_version)
         for add in (post, app.router.add_get):
             add("/flush_cache", self.flush_cache)
+            add("/close_session", self.close_session)
             add("/weights_checker", self.weights_checker)
 
     async def abort_request(self, request: web.Request) -> web.Response:
@@ -212,6 +217,11 @@ class ControlRoutes:
             return web.Response(text="Cache flushed.\n")
         text = "Timed out waiting for idle state." if timeout_s else "Flush cache failed.\n"
         return web.Response(status=400, text=text)
+
+    async def close_session(self, request: web.Request) -> web.Response:
+        """Let the cached prefixes of a session go; answer 200 for an unknown one, too."""
+        self._engine.close_session(decode_body(await request.read(), _CloseBody).session_id)
+        return web.Response()
 
     async def pause_generation(self, request: web.Request) -> web.Response:
         """Stop sampling; answer once the engine has stopped."""
@@ -350,6 +360,7 @@ class InfoRoutes:
             "max_total_num_tokens": info.max_total_tokens,
             "enable_lora": info.max_adapters > 0,
             "max_loaded_loras": info.max_adapters or None,
+            "enable_session_radix_cache": info.has_sessions,
             "tp_size": 1,
             "dp_size": 1,
             "stream_interval": 1,
@@ -373,6 +384,8 @@ class InfoRoutes:
             "token_usage": load.num_used_tokens / max(info.max_total_tokens, 1),
             "gen_throughput": load.gen_throughput,
             "cache_hit_rate": load.cache_hit_rate,
+            "num_sessions": load.num_sessions,
+            "num_dropped_sessions": load.num_dropped_sessions,
             "queues": {"waiting": load.num_waiting - held, "paused": held, "retracted": load.num_retracted},
         }
 

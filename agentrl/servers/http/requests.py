@@ -130,7 +130,6 @@ class _UnsupportedOptions(msgspec.Struct, kw_only=True):
     image_data: object = None
     video_data: object = None
     audio_data: object = None
-    session_id: str | None = None
     session_params: object = None
     custom_logit_processor: object = None
     return_hidden_states: object = None
@@ -157,6 +156,7 @@ class GenerateBody(_UnsupportedOptions, kw_only=True):
     extra_key: str | list[str] | None = None
     lora_path: str | list[str | None] | None = None
     """Name of a loaded adapter, for all prompts or for each."""
+    session_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +227,7 @@ def plan_generate(
                 stream=sent.stream,
                 cache_key=(keys[at], salts[at]),
                 adapter=adapters[at],
+                session=sent.session_id or "",
             )
             for sample in range(count)
         ]

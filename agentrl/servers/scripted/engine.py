@@ -172,6 +172,9 @@ class ScriptedEngine:
         """Take over the version and the digests of an update."""
         self._checksums, self.player.version, self._is_updated = checksums, version, True
 
+    def close_session(self, session: str) -> None:
+        """Do nothing: it caches nothing."""
+
     def checksums(self) -> Mapping[str, str]:
         """Return the digests of the last update, reversed with `Fault.WRONG_WEIGHTS`."""
         wrong = self.control_faults.get("checksums") is Fault.WRONG_WEIGHTS

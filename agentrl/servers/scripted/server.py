@@ -108,6 +108,8 @@ class ScriptedServer:
         self._paused = False
         self.max_context_tokens: int | None = None
         """The context limit that it reports; scripts accept any context."""
+        self.ended_sessions: list[str] = []
+        """Episodes whose end it was told."""
         self.aborted = self.engine.aborted
         """Request ids of cancelled calls."""
         self.updates: list[Publication] = []
@@ -197,6 +199,11 @@ class ScriptedServer:
 
     def release(self, episode_id: str) -> None:
         """Do nothing: one server serves every episode."""
+
+    async def end_session(self, episode_id: str) -> None:
+        """Record the end in `ended_sessions`."""
+        await anyio.lowlevel.checkpoint()
+        self.ended_sessions.append(episode_id)
 
     async def _chunks(self, request: GenerateRequest) -> AsyncGenerator[GenerationChunk, None]:
         assembly = Assembly(request, self.url)

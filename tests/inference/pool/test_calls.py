@@ -51,6 +51,32 @@ async def test_new_episodes_go_where_the_fewest_calls_are_in_flight() -> None:
     assert pool.describe().in_flight == 0
 
 
+async def test_episodes_with_a_long_context_in_common_open_on_the_server_that_holds_it() -> None:
+    servers = [server(number=n) for n in range(3)]
+    async with pool_of(*servers) as pool:
+        for group in range(3):
+            for member in range(8):
+                await pool.generate(request(*[group] * 300, episode=f"{group}.{member}"))
+        assert [len(s.calls) for s in servers] == [8, 8, 8]
+        assert all(len({int(call.input_ids[0]) for call in s.calls}) == 1 for s in servers)
+        for member in range(20):
+            await pool.generate(request(*[0] * 300, episode=f"more.{member}"))
+        assert max(s.sessions for s in pool.describe().servers) < 8 + 17
+
+
+async def test_the_server_of_an_episode_is_told_that_it_ended() -> None:
+    servers = [server(number=n) for n in range(2)]
+    async with pool_of(*servers) as pool:
+        for episode in ("a", "b", "c", "d"):
+            await pool.generate(request(episode=episode))
+        for episode in ("a", "d", "unknown"):
+            pool.release(episode)
+        with anyio.fail_after(60):
+            while sum(len(s.ended_sessions) for s in servers) < 2:
+                await anyio.lowlevel.checkpoint()
+        assert [s.ended_sessions for s in servers] == [["a"], ["d"]]
+
+
 async def test_a_failed_call_is_sent_to_another_server_under_another_id() -> None:
     first, second = server(lambda _: ScriptedReply(fault=Fault.DIE)), server(number=1)
     async with pool_of(first, second) as pool:

@@ -157,3 +157,53 @@ def test_a_short_match_does_not_destroy_a_long_row() -> None:
     assert (other != row, reused) == (True, 5)
     assert bool((cache.data[:, :, other, :, :5] == 7.0).all())
     assert cache.lengths[row] == 40
+
+
+def finished(cache: KVCache, ids: list[int], session: str = "") -> int:
+    """Let a sequence of these ids run to its end, and return its row."""
+    array = np.array(ids, np.int32)
+    row, _ = cache.claim(array, cache.match(array, len(ids) - 1), session=session)
+    cache.lengths[row] = len(ids)
+    cache.release(row)
+    return row
+
+
+def held(cache: KVCache, ids: list[int]) -> int:
+    match = cache.match(np.array(ids, np.int32), len(ids))
+    return 0 if match is None else match.length
+
+
+def test_open_sessions_keep_their_rows_and_the_oldest_keep_them_longest() -> None:
+    cache = KVCache(SPEC, num_rows=4, max_context=64, device=torch.device("cpu"), dtype=torch.float32)
+    for number in range(3):
+        finished(cache, [number, 1, 1], f"s{number}")
+    for number in range(3, 7):
+        finished(cache, [number, 1, 1])
+    assert [held(cache, [number, 1, 1]) for number in range(7)] == [3, 3, 3, 0, 0, 0, 3]
+    for number in range(3, 7):
+        finished(cache, [number, 2, 2], f"s{number}")
+    assert [held(cache, [number, 1, 1]) for number in range(3)] == [3, 3, 3]
+    assert (cache.num_sessions, cache.dropped) == (7, 3)
+
+
+def test_a_closed_session_gives_its_row_back_and_its_prefix_can_still_be_matched() -> None:
+    cache = KVCache(SPEC, num_rows=2, max_context=64, device=torch.device("cpu"), dtype=torch.float32)
+    first = finished(cache, [1, 1, 1], "a")
+    finished(cache, [2, 2, 2], "b")
+    cache.close_session("a")
+    cache.close_session("unknown")
+    assert held(cache, [1, 1, 1]) == 3
+    assert finished(cache, [3, 3, 3]) == first
+    assert (held(cache, [2, 2, 2]), cache.num_sessions, cache.dropped) == (3, 1, 0)
+
+
+def test_a_session_never_takes_the_row_of_another_one() -> None:
+    cache = KVCache(SPEC, num_rows=4, max_context=64, device=torch.device("cpu"), dtype=torch.float32)
+    finished(cache, [1, 1, 1, 1, 5], "a")
+    finished(cache, [1, 1, 1, 1, 6], "b")
+    assert (held(cache, [1, 1, 1, 1, 5]), held(cache, [1, 1, 1, 1, 6])) == (5, 5)
+    row = finished(cache, [1, 1, 1, 1, 5, 7], "a")
+    assert held(cache, [1, 1, 1, 1, 5, 7]) == 6
+    assert cache.claim(np.array([1, 1, 1, 1, 5, 7, 8], np.int32), None)[0] != row
+    cache.next_epoch()
+    assert held(cache, [1, 1, 1, 1, 5]) == 0

@@ -1,0 +1,44 @@
+"""The ends of episodes, told to the servers that kept their caches.
+
+Invariant: an episode never waits for this, and fails by nothing that happens here. A session that no server was told about
+costs only its preference: the cache of an open session is evicted, too, when nothing else is left, and by each flush.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import NoReturn
+
+import anyio
+
+from agentrl.errors import ServerError
+from agentrl.inference.pool.members import Members, State
+
+logger = logging.getLogger(__name__)
+_SAY_EVERY = 100
+"""Ends that a server missed between two warnings about it, the first of which comes at once."""
+
+
+async def end_sessions(members: Members) -> NoReturn:
+    """Tell each server which of its episodes have ended, as they end; runs until cancelled.
+
+    A server that does not serve is not told: it restarts, or gets weights, and forgets its cache with both. The calls have
+    the deadlines of control calls.
+    """
+    missed = Counter[str]()
+    while True:
+        await members.has_ended.wait()
+        members.has_ended = anyio.Event()
+        while members.ended:
+            episode_id, member = members.ended.popleft()
+            if member.state is not State.SERVING:
+                continue
+            try:
+                await member.server.end_session(episode_id)
+            except ServerError as error:
+                if missed[member.url] % _SAY_EVERY == 0:
+                    logger.warning(
+                        "%s was not told that an episode ended, and keeps its cache longer: %s", member.url, error
+                    )
+                missed[member.url] += 1

@@ -39,6 +39,8 @@ class OpenEnvEnvironment:
         observe: makes text of an observation; None: its text if that is all it has, else its JSON.
         invalid_reward: of a turn without an action; None: it has no reward of its own.
         max_invalid: turns without an action in a row that end the episode.
+        rewards: whether the server pays: an episode that it ends without a reward in any step is a fault then, because JSON
+            has no NaN, and a reward of NaN arrives as none.
         connect_s: seconds to reach the server.
         headers: sent with every request, such as a key.
 
@@ -55,6 +57,7 @@ class OpenEnvEnvironment:
         observe: Callable[[Mapping[str, Any]], str] | None = None,
         invalid_reward: float | None = None,
         max_invalid: int = 3,
+        rewards: bool = True,
         connect_s: float = 30.0,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -65,6 +68,7 @@ class OpenEnvEnvironment:
         self._observe = observe or _plain_observation
         self._invalid_reward, self._max_invalid = invalid_reward, max_invalid
         self._connect_s = connect_s
+        self._pays, self._has_paid = rewards, False
         self._headers = dict(headers or {})
         self._num_invalid = 0
         self._http: aiohttp.ClientSession | None = None
@@ -84,7 +88,7 @@ class OpenEnvEnvironment:
             raise ConfigError(f"OpenEnvEnvironment: the task's `options` must be a mapping, got {options!r:.80}")
         if self._socket is None:
             await self._connect()
-        self._num_invalid = 0
+        self._num_invalid, self._has_paid = 0, False
         reply = await self._ask("reset", {"seed": seed, **cast("Mapping[str, object]", options)})
         observed = self._observe(_observation(reply, self._url))
         text = "\n\n".join(part for part in (self._instructions, self._described, observed) if part)
@@ -106,9 +110,16 @@ class OpenEnvEnvironment:
         done = reply.get("done", False)
         if not isinstance(done, bool):
             raise EnvironmentFault(f"{self._url}: `done` must be true or false, got {done!r:.80}")
+        reward = cast("float | None", reply.get("reward"))
+        self._has_paid = self._has_paid or reward is not None
+        if done and self._pays and not self._has_paid:
+            raise EnvironmentFault(
+                f"{self._url}: the episode ended without a reward in any step; a reward of NaN arrives so; where rewards "
+                "are made elsewhere, set rewards=False"
+            )
         return ChatStep(
             messages=[{"role": "user", "content": self._observe(_observation(reply, self._url))}],
-            reward=cast("float | None", reply.get("reward")),
+            reward=reward,
             end=EpisodeEnd.TERMINATED if done else None,
         )
 

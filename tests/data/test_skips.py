@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import anyio
 import msgspec
@@ -181,9 +182,11 @@ def test_skips_that_cannot_be_are_refused(fields: dict[str, object], expected: s
         TasksConfig.model_validate(fields)
 
 
+def endless() -> Iterator[dict[str, int]]:
+    yield from ({"number": number} for number in itertools.count())
+
+
 def test_a_source_without_an_end_has_no_passes_to_sit_out() -> None:
-    config = TasksConfig(
-        factory="agentrl_envs.reasoning_gym:ReasoningStream", factory_args={"families": ["chain_sum"]}, skip_passes=2
-    )
+    config = TasksConfig(factory=f"{__name__}:endless", skip_passes=2)
     with pytest.raises(ConfigError, match=r"tasks\.skip_passes: endless sources have no passes"):
         load_training(config)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agentrl.env import EnvironmentPool, EpisodeEnd
 from agentrl.env.chat import ChatStep
@@ -112,6 +114,39 @@ async def test_an_environment_that_raises_is_a_fault_and_its_session_is_replaced
             await play(pool, [guess(13)])
         assert (await play(pool, [guess(NUMBER)]))[1] is EpisodeEnd.TERMINATED
         assert (pool.num_started, pool.num_faults) == (2, 1)
+
+
+@pytest.mark.external
+async def test_an_episode_that_ends_with_nan_alone_is_a_fault(shared_url: str) -> None:
+    with pytest.raises(EnvironmentFault, match="ended without a reward in any step; a reward of NaN arrives so"):
+        await play(make_pool(shared_url), [guess(-1)])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "paid", "is_fault"), [(True, None, True), (True, 0.0, False), (False, None, False)], ids=str
+)
+async def test_an_episode_without_any_reward_is_a_fault_unless_rewards_are_made_elsewhere(
+    rewards: bool, paid: float | None, is_fault: bool
+) -> None:
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for message in socket:
+            is_step = json.loads(message.data)["type"] == "step"
+            data = {"observation": {"text": "."}, "reward": paid if is_step else None, "done": is_step}
+            await socket.send_str(json.dumps({"type": "observation", "data": data}))
+        return socket
+
+    application = web.Application()
+    application.router.add_get("/ws", serve)
+    async with TestServer(application) as server:
+        environment = OpenEnvEnvironment(f"http://127.0.0.1:{server.port}", rewards=rewards)
+        async with EnvironmentPool(lambda: environment, name="openenv") as pool:
+            if is_fault:
+                with pytest.raises(EnvironmentFault, match="without a reward in any step"):
+                    await play(pool, [guess(1)])
+            else:
+                assert [step.reward for step in (await play(pool, [guess(1)]))[0]] == [paid]
 
 
 @pytest.mark.external

@@ -21,7 +21,7 @@ class Hint(Observation):
 
 
 class Higher(Environment):
-    """Guess a number from 1 to 8 in four guesses. Guessing 13 raises, 666 ends the server, -1 pays NaN."""
+    """Guess a number from 1 to 8 in four guesses. Guessing 13 raises, 666 ends the server, -1 ends it and pays NaN."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -39,7 +39,7 @@ class Higher(Environment):
         if action.number == 666:
             os._exit(1)
         if action.number == -1:
-            return Hint(text="", reward=float("nan"))
+            return Hint(text="", reward=float("nan"), done=True)
         self.left -= 1
         if action.number == self.number:
             return Hint(text="Yes.", reward=1.0, done=True)

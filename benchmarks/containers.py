@@ -1,7 +1,7 @@
 """Containers of terminal tasks: the seconds of a start, many at once, what episodes leave behind, and placement on hosts.
 
 Measures a bare start of bubblewrap and, in turn with it, a workbench with its container until its first command has run;
-64 environments that all run at the same time; what 1,000 episodes leave in /tmp, /dev/shm, mounts and processes; and 1,000
+64 environments that all run at the same time; what 1,000 episodes leave in the temporary directory, /dev/shm, mounts and processes; and 1,000
 environments in flight over four hosts. The hosts speak HTTP for real, and their environments are a plan: they start in
 20 ms and hold no process, since no two cores run 1,000 real ones.
 
@@ -15,6 +15,7 @@ import json
 import os
 import resource
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -28,6 +29,7 @@ from agentrl.sandbox.bubblewrap.host import find_host
 from agentrl.sandbox.containers import BubblewrapContainers, open_containers
 from agentrl.sandbox.containers.fleet.fleet import open_fleet
 from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
+from agentrl.sandbox.containers.roots import CONTAINER_UID
 from agentrl.sandbox.types import Limits
 from agentrl.servers.container_host import HostOptions, serving_containers
 from agentrl.servers.sandbox import MAX_LIMITS
@@ -115,8 +117,8 @@ async def many_at_once(containers: BubblewrapContainers) -> dict[str, object]:
 def left_behind() -> dict[str, int]:
     """Return what episodes could leave: bytes of /tmp and /dev/shm, mounts, processes and descriptors."""
     return {
-        "tmp_bytes": bytes_below("agentrl-containers-"),
-        "shm_bytes": sum(path.lstat().st_size for path in Path("/dev/shm").rglob("*")),
+        "tmp_bytes": bytes_below(Path(tempfile.gettempdir())),
+        "shm_bytes": bytes_below(Path("/dev/shm"), owner=CONTAINER_UID),
         "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
         "processes": len(descendants(os.getpid())),
         "descriptors": len(os.listdir("/proc/self/fd")),
@@ -142,10 +144,10 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def bytes_below(prefix: str) -> int:
-    """Return the bytes of files in folders of the temporary directory that begin with `prefix`."""
-    found = [path for folder in Path("/tmp").glob(f"{prefix}*") for path in folder.rglob("*")]
-    return sum(path.lstat().st_size for path in found if path.is_file() and not path.is_symlink())
+def bytes_below(folder: Path, owner: int | None = None) -> int:
+    """Return the bytes of files below a folder; those of one user alone where other programs write there too."""
+    found = [path.lstat() for path in folder.rglob("*") if not path.is_dir()]
+    return sum(each.st_size for each in found if owner is None or each.st_uid == owner)
 
 
 async def episodes(containers: BubblewrapContainers, count: int) -> dict[str, object]:
@@ -261,7 +263,10 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
-    figures = anyio.run(measure, options.episodes)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        tempfile.tempdir = folder  # so that the count holds this program's files only
+        figures = anyio.run(measure, options.episodes)
     found = {"machine": describe_machine("anyio", "aiohttp"), **figures}
     options.output.write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(found, indent=2))

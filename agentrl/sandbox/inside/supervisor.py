@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import resource
@@ -20,10 +19,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from capture import Capture, Reply, answer_host, reply_at_end, wait_for_end, write_some
 from streams import Streams
 
@@ -59,7 +57,8 @@ class Bounds:
     def allow_cpu(self, pid: int, seconds: int) -> None:
         """Give a resident process `seconds` of CPU more than it has used."""
         with suppress(OSError, IndexError, ValueError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            with open(f"/proc/{pid}/stat") as file:
+                fields = file.read().rpartition(")")[2].split()
             used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
             resource.prlimit(pid, resource.RLIMIT_CPU, (int(used) + seconds + 1, resource.RLIM_INFINITY))
 
@@ -153,9 +152,9 @@ class Supervisor:
         self.residents: dict[str, Resident] = {}
         self.streams = Streams()
         self.changes: Changes | None = None
-        folder = Path(__file__).parent
+        folder = os.path.dirname(os.path.abspath(__file__))
         self.commands = {
-            "python": [sys.executable, "-u", "-B", str(folder / "interpreter.py")],
+            "python": [sys.executable, "-u", "-B", os.path.join(folder, "interpreter.py")],
             "shell": ["bash", "--norc", "--noprofile", "-c", SHELL],
         }
 
@@ -277,13 +276,15 @@ class Supervisor:
                 os.unlink(last, dir_fd=folder)
             finally:
                 os.close(folder)
-            for parent in list(Path(path).parents)[:-1]:
+            while path := os.path.dirname(path):
                 with suppress(OSError):
-                    parent.rmdir()
+                    os.rmdir(path)
         return {}
 
     def do_snapshot(self, known: dict[str, str], limit: int) -> Reply:
         """Return the digest of every regular file, the contents of those not known, and what was left out."""
+        import hashlib  # takes a while, and most sessions have no snapshot
+
         digests: dict[str, str] = {}
         contents: dict[str, str] = {}
         left_out: dict[str, str] = {}
@@ -336,7 +337,7 @@ def _signal_all(process: subprocess.Popen[bytes], number: int) -> None:
 
 def _open_folder(path: str, *, make: bool = False) -> tuple[int, str]:
     """Return the descriptor of the folder above `path`, reached without following a link, and the last name."""
-    *folders, last = Path(path).parts
+    *folders, last = (part for part in path.split("/") if part not in ("", "."))
     descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     for name in folders:
         try:

@@ -158,7 +158,7 @@ def _sampled(metrics: AtifMetrics, before: Sequence[int]) -> EpisodeRecord:
 
 
 def _foreign_record(document: AtifTrajectory, turns: list[EpisodeRecord], where: Path) -> EpisodeRecord:
-    reward, seconds = _harbor_reward(where), _seconds(document.steps)
+    reward, seconds = _harbor_reward(where), _seconds_of_steps(document.steps)
     cost = document.final_metrics and document.final_metrics.total_cost_usd
     task = {
         "file": where.name,
@@ -207,7 +207,7 @@ def _harbor_reward(where: Path) -> float | None:
     return reward if math.isfinite(reward) else None
 
 
-def _seconds(steps: Sequence[AtifStep]) -> float | None:
+def _seconds_of_steps(steps: Sequence[AtifStep]) -> float | None:
     """Return the time between the first and the last step."""
     try:
         times = [datetime.fromisoformat(step.timestamp) for step in steps if step.timestamp]

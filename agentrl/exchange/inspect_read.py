@@ -100,7 +100,7 @@ def _episode(sample: InspectSample, spec: InspectSpec) -> ReadEpisode:
     turns: list[EpisodeRecord] = []
     pending: list[WireMessage] = []
     for each in sample.messages:
-        message = _message(each, sample.attachments)
+        message = _sample_message(each, sample.attachments)
         if each.role != "assistant" or each.source == "input":
             pending.append(message)
             continue
@@ -121,10 +121,10 @@ def _episode(sample: InspectSample, spec: InspectSpec) -> ReadEpisode:
         )
         pending = []
     closing = {len(turns) - 1: pending} if turns and pending else {}
-    return ReadEpisode(_record(sample, spec, turns), closing)
+    return ReadEpisode(_sample_record(sample, spec, turns), closing)
 
 
-def _record(sample: InspectSample, spec: InspectSpec, turns: Sequence[EpisodeRecord]) -> EpisodeRecord:
+def _sample_record(sample: InspectSample, spec: InspectSpec, turns: Sequence[EpisodeRecord]) -> EpisodeRecord:
     rewards = [reward for score in (sample.scores or {}).values() if (reward := _reward(score.value)) is not None]
     failed = sample.error is not None
     reward = None if failed or not rewards else rewards[0]
@@ -161,8 +161,8 @@ def _reward(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def _message(found: InspectMessage, attachments: Mapping[str, str]) -> WireMessage:
-    parts = [found.content] if isinstance(found.content, str) else [_part_text(part) for part in found.content]
+def _sample_message(found: InspectMessage, attachments: Mapping[str, str]) -> WireMessage:
+    parts = [found.content] if isinstance(found.content, str) else [_sample_part(part) for part in found.content]
     text = "\n".join(_attached(part, attachments) for part in parts if part)
     message: WireMessage = {"role": found.role, "content": text}
     if found.role == "assistant":
@@ -170,7 +170,7 @@ def _message(found: InspectMessage, attachments: Mapping[str, str]) -> WireMessa
         if reasoning := "\n".join(_attached(each, attachments) for each in thoughts if each):
             message["reasoning_content"] = reasoning
         if found.tool_calls:
-            message["tool_calls"] = [_call(call, attachments) for call in found.tool_calls]
+            message["tool_calls"] = [_sample_call(call, attachments) for call in found.tool_calls]
     if found.role == "tool":
         message["tool_call_id"] = found.tool_call_id
         if found.error:
@@ -178,12 +178,12 @@ def _message(found: InspectMessage, attachments: Mapping[str, str]) -> WireMessa
     return message
 
 
-def _part_text(part: Mapping[str, Any]) -> str:
+def _sample_part(part: Mapping[str, Any]) -> str:
     kind = part.get("type", "part")
     return "" if kind == "reasoning" else str(part["text"]) if "text" in part else f"[{kind}]"
 
 
-def _call(call: InspectCall, attachments: Mapping[str, str]) -> WireMessage:
+def _sample_call(call: InspectCall, attachments: Mapping[str, str]) -> WireMessage:
     given = {
         name: _attached(value, attachments) if isinstance(value, str) else value for name, value in call.arguments.items()
     }

@@ -18,7 +18,7 @@ import msgspec
 
 from agentrl.errors import ConfigError
 from agentrl.exchange.atif_messages import WireMessage
-from agentrl.exchange.atif_read import EpisodeRecord, ReadEpisode
+from agentrl.exchange.foreign_record import EpisodeRecord, ReadEpisode, foreign_record
 
 INSPECT_MARKS: Final = (b'"eval"', b'"plan"', b'"status"')
 """What a JSON log of Inspect holds; an archive has a file of the same fields."""
@@ -125,34 +125,20 @@ def _episode(sample: InspectSample, spec: InspectSpec) -> ReadEpisode:
 
 
 def _sample_record(sample: InspectSample, spec: InspectSpec, turns: Sequence[EpisodeRecord]) -> EpisodeRecord:
-    rewards = [reward for score in (sample.scores or {}).values() if (reward := _reward(score.value)) is not None]
-    failed = sample.error is not None
-    reward = None if failed or not rewards else rewards[0]
-    numbers = {name: _reward(score.value) for name, score in (sample.scores or {}).items()}
-    error = sample.error or {}
-    failure = {
-        "kind": "InspectError",
-        "message": str(error.get("message", "")),
-        "traceback": str(error.get("traceback", "")),
-    }
-    return {
-        "purpose": "evaluation",
-        "group": None,
-        "step": 0,
-        "policy_version": 0,
-        "episode_id": f"{spec.task}.{sample.id}.{sample.epoch}",
-        "task_id": str(sample.id),
-        "task": {"target": sample.target, "metadata": sample.metadata, "eval": spec.task, "model": spec.model},
-        "stop_reason": "workflow_error" if failed else "completed",
-        "final_reward": reward,
-        "episode_return": reward,
-        "success": None if reward is None else reward > 0,
-        "failure": failure if failed else None,
-        "metrics": {name: value for name, value in numbers.items() if value is not None},
-        "started_s": None if sample.total_time is None else 0.0,
-        "ended_s": sample.total_time,
-        "turns": list(turns),
-    }
+    scores = {name: _reward(score.value) for name, score in (sample.scores or {}).items()}
+    known = {name: value for name, value in scores.items() if value is not None}
+    said = sample.error
+    failure = said and {"kind": "InspectError", **{name: str(said.get(name, "")) for name in ("message", "traceback")}}
+    return foreign_record(
+        f"{spec.task}.{sample.id}.{sample.epoch}",
+        str(sample.id),
+        task={"target": sample.target, "metadata": sample.metadata, "eval": spec.task, "model": spec.model},
+        turns=turns,
+        reward=None if failure else next(iter(known.values()), None),
+        metrics=known,
+        seconds=sample.total_time,
+        failure=failure or None,
+    )
 
 
 def _reward(value: object) -> float | None:

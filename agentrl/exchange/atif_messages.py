@@ -108,7 +108,7 @@ def _call_of(call: object) -> AtifToolCall:
     function = fields.get("function")
     named = cast("Mapping[str, object]", function) if isinstance(function, Mapping) else {}
     given = named.get(_ARGUMENTS)
-    found = AtifToolCall(str(fields.get("id", "")), str(named.get("name", "")), _json_object(given))
+    found = AtifToolCall(str(fields.get("id", "")), str(named.get("name", "")), _arguments_object(given))
     if isinstance(given, str) and _json_text(found.arguments) != given:
         found.extra = {OURS: {_ARGUMENTS: given}}  # as the model wrote it: other spaces, or no JSON object at all
     return found
@@ -120,7 +120,7 @@ def _call_from(call: AtifToolCall) -> WireMessage:
     return {"id": call.tool_call_id, "type": "function", "function": {"name": call.function_name, _ARGUMENTS: arguments}}
 
 
-def _json_object(text: object) -> dict[str, Any]:
+def _arguments_object(text: object) -> dict[str, Any]:
     try:
         found: object = json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError):

@@ -12,26 +12,17 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
 from agentrl.errors import ConfigError
 from agentrl.exchange.atif_format import AtifMetrics, AtifResult, AtifStep, AtifTrajectory, ours
 from agentrl.exchange.atif_messages import WireMessage, messages_of
+from agentrl.exchange.foreign_record import EpisodeRecord, ReadEpisode, foreign_record
 
-EpisodeRecord: TypeAlias = dict[str, Any]
 _READABLE: Final = re.compile(r"ATIF-v1\.\d+")
 _DECODER: Final = msgspec.json.Decoder(AtifTrajectory)
-
-
-class ReadEpisode(NamedTuple):
-    """An episode of a file of another program."""
-
-    record: EpisodeRecord
-    """As a line of `episodes/step-NNNNNN.jsonl` has it."""
-    closing: dict[int, list[WireMessage]]
-    """The messages that followed the last answer of a conversation, by its turn: no model call has read them."""
 
 
 def read_atif(text: bytes, where: Path) -> ReadEpisode:
@@ -158,7 +149,6 @@ def _sampled(metrics: AtifMetrics, before: Sequence[int]) -> EpisodeRecord:
 
 
 def _foreign_record(document: AtifTrajectory, turns: list[EpisodeRecord], where: Path) -> EpisodeRecord:
-    reward, seconds = _harbor_reward(where), _seconds(document.steps)
     cost = document.final_metrics and document.final_metrics.total_cost_usd
     task = {
         "file": where.name,
@@ -167,27 +157,15 @@ def _foreign_record(document: AtifTrajectory, turns: list[EpisodeRecord], where:
         "model": document.agent.model_name,
         "notes": document.notes,
     }
-    return {
-        "purpose": "evaluation",
-        "group": None,
-        "step": 0,
-        "policy_version": 0,
-        "episode_id": document.trajectory_id or document.session_id or where.stem,
-        "task_id": _task_name(where),
-        "task": {name: value for name, value in task.items() if value is not None},
-        "stop_reason": "completed",
-        "final_reward": reward,
-        "advantage": None,
-        "episode_return": reward,
-        "success": None if reward is None else reward > 0,
-        "failure": None,
-        "metrics": {} if cost is None else {"cost_usd": cost},
-        "started_s": None if seconds is None else 0.0,
-        "ended_s": seconds,
-        "turns": turns,
-        "reward_parts": None,
-        "answer": None,
-    }
+    return foreign_record(
+        document.trajectory_id or document.session_id or where.stem,
+        _task_name(where),
+        task=task,
+        turns=turns,
+        reward=_harbor_reward(where),
+        metrics={} if cost is None else {"cost_usd": cost},
+        seconds=_seconds_of_steps(document.steps),
+    )
 
 
 def _task_name(where: Path) -> str:
@@ -207,7 +185,7 @@ def _harbor_reward(where: Path) -> float | None:
     return reward if math.isfinite(reward) else None
 
 
-def _seconds(steps: Sequence[AtifStep]) -> float | None:
+def _seconds_of_steps(steps: Sequence[AtifStep]) -> float | None:
     """Return the time between the first and the last step."""
     try:
         times = [datetime.fromisoformat(step.timestamp) for step in steps if step.timestamp]

@@ -51,7 +51,7 @@ def atif_document(record: Record, *, agent: str, model: str | None, run: str) ->
     document = documents[0] if documents else _without_turns(record, by)
     document.subagent_trajectories = documents[1:] or None
     document.extra = {OURS: {"run": run, **{name: value for name, value in record.items() if name != "turns"}}}
-    document.final_metrics = _sums(record, turns, len(document.steps))
+    document.final_metrics = _final_metrics(record, turns, len(document.steps))
     return msgspec.json.encode(document)
 
 
@@ -71,7 +71,7 @@ def _branch(record: Record, agent: AtifAgent, leaf: int, written: set[int]) -> A
         for message in turn["messages"]:
             add_message(steps, message)
         prompt_tokens += len(turn["context_ids"])
-        steps.append(_answer(index, turn, len(steps) + 1, prompt_tokens))
+        steps.append(_answer_step(index, turn, len(steps) + 1, prompt_tokens))
         prompt_tokens += len(turn["output_ids"])
         if is_copied:
             _mark_copied(steps[first:], index)
@@ -84,7 +84,7 @@ def _branch(record: Record, agent: AtifAgent, leaf: int, written: set[int]) -> A
     return document
 
 
-def _answer(index: int, turn: Record, step_id: int, prompt_tokens: int) -> AtifStep:
+def _answer_step(index: int, turn: Record, step_id: int, prompt_tokens: int) -> AtifStep:
     step = step_of(turn["message"] or {"role": "assistant", "content": ""}, step_id)
     own: Extra = {"turn": index, **{name: value for name, value in turn.items() if name not in OWN_FIELDS}}
     if turn["parent"] is not None and turn["tools"] is not None:
@@ -132,7 +132,7 @@ def _without_turns(record: Record, agent: AtifAgent) -> AtifTrajectory:
     return _document(record, agent, [AtifStep(1, "system", f"The episode ended before its first model call{why}")])
 
 
-def _sums(record: Record, turns: Sequence[Record], steps: int) -> AtifFinalMetrics:
+def _final_metrics(record: Record, turns: Sequence[Record], steps: int) -> AtifFinalMetrics:
     sizes: list[int] = []  # of each turn with all before it
     prompts = 0
     for turn in turns:

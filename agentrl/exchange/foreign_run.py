@@ -16,7 +16,8 @@ from agentrl.episode.codec import encode_line, stored_trajectory
 from agentrl.episode.summary import EPISODES_HEADER, INDEX_HEADER, EndedEpisode, EpisodeSummary, summarize
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.exchange.atif_messages import WireMessage
-from agentrl.exchange.atif_read import EpisodeRecord, ReadEpisode, read_atif
+from agentrl.exchange.atif_read import read_atif
+from agentrl.exchange.foreign_record import EpisodeRecord, ReadEpisode
 from agentrl.exchange.inspect_read import INSPECT_MARKS, read_inspect
 from agentrl.observe.records import JsonLines
 

@@ -18,7 +18,7 @@ import msgspec
 
 from agentrl.errors import ConfigError
 from agentrl.exchange.atif_messages import WireMessage
-from agentrl.exchange.atif_read import EpisodeRecord, ReadEpisode
+from agentrl.exchange.foreign_record import EpisodeRecord, ReadEpisode, foreign_record
 
 INSPECT_MARKS: Final = (b'"eval"', b'"plan"', b'"status"')
 """What a JSON log of Inspect holds; an archive has a file of the same fields."""
@@ -100,7 +100,7 @@ def _episode(sample: InspectSample, spec: InspectSpec) -> ReadEpisode:
     turns: list[EpisodeRecord] = []
     pending: list[WireMessage] = []
     for each in sample.messages:
-        message = _message(each, sample.attachments)
+        message = _sample_message(each, sample.attachments)
         if each.role != "assistant" or each.source == "input":
             pending.append(message)
             continue
@@ -121,38 +121,24 @@ def _episode(sample: InspectSample, spec: InspectSpec) -> ReadEpisode:
         )
         pending = []
     closing = {len(turns) - 1: pending} if turns and pending else {}
-    return ReadEpisode(_record(sample, spec, turns), closing)
+    return ReadEpisode(_sample_record(sample, spec, turns), closing)
 
 
-def _record(sample: InspectSample, spec: InspectSpec, turns: Sequence[EpisodeRecord]) -> EpisodeRecord:
-    rewards = [reward for score in (sample.scores or {}).values() if (reward := _reward(score.value)) is not None]
-    failed = sample.error is not None
-    reward = None if failed or not rewards else rewards[0]
-    numbers = {name: _reward(score.value) for name, score in (sample.scores or {}).items()}
-    error = sample.error or {}
-    failure = {
-        "kind": "InspectError",
-        "message": str(error.get("message", "")),
-        "traceback": str(error.get("traceback", "")),
-    }
-    return {
-        "purpose": "evaluation",
-        "group": None,
-        "step": 0,
-        "policy_version": 0,
-        "episode_id": f"{spec.task}.{sample.id}.{sample.epoch}",
-        "task_id": str(sample.id),
-        "task": {"target": sample.target, "metadata": sample.metadata, "eval": spec.task, "model": spec.model},
-        "stop_reason": "workflow_error" if failed else "completed",
-        "final_reward": reward,
-        "episode_return": reward,
-        "success": None if reward is None else reward > 0,
-        "failure": failure if failed else None,
-        "metrics": {name: value for name, value in numbers.items() if value is not None},
-        "started_s": None if sample.total_time is None else 0.0,
-        "ended_s": sample.total_time,
-        "turns": list(turns),
-    }
+def _sample_record(sample: InspectSample, spec: InspectSpec, turns: Sequence[EpisodeRecord]) -> EpisodeRecord:
+    scores = {name: _reward(score.value) for name, score in (sample.scores or {}).items()}
+    known = {name: value for name, value in scores.items() if value is not None}
+    said = sample.error
+    failure = said and {"kind": "InspectError", **{name: str(said.get(name, "")) for name in ("message", "traceback")}}
+    return foreign_record(
+        f"{spec.task}.{sample.id}.{sample.epoch}",
+        str(sample.id),
+        task={"target": sample.target, "metadata": sample.metadata, "eval": spec.task, "model": spec.model},
+        turns=turns,
+        reward=None if failure else next(iter(known.values()), None),
+        metrics=known,
+        seconds=sample.total_time,
+        failure=failure or None,
+    )
 
 
 def _reward(value: object) -> float | None:
@@ -161,8 +147,8 @@ def _reward(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def _message(found: InspectMessage, attachments: Mapping[str, str]) -> WireMessage:
-    parts = [found.content] if isinstance(found.content, str) else [_part_text(part) for part in found.content]
+def _sample_message(found: InspectMessage, attachments: Mapping[str, str]) -> WireMessage:
+    parts = [found.content] if isinstance(found.content, str) else [_sample_part(part) for part in found.content]
     text = "\n".join(_attached(part, attachments) for part in parts if part)
     message: WireMessage = {"role": found.role, "content": text}
     if found.role == "assistant":
@@ -170,7 +156,7 @@ def _message(found: InspectMessage, attachments: Mapping[str, str]) -> WireMessa
         if reasoning := "\n".join(_attached(each, attachments) for each in thoughts if each):
             message["reasoning_content"] = reasoning
         if found.tool_calls:
-            message["tool_calls"] = [_call(call, attachments) for call in found.tool_calls]
+            message["tool_calls"] = [_sample_call(call, attachments) for call in found.tool_calls]
     if found.role == "tool":
         message["tool_call_id"] = found.tool_call_id
         if found.error:
@@ -178,12 +164,12 @@ def _message(found: InspectMessage, attachments: Mapping[str, str]) -> WireMessa
     return message
 
 
-def _part_text(part: Mapping[str, Any]) -> str:
+def _sample_part(part: Mapping[str, Any]) -> str:
     kind = part.get("type", "part")
     return "" if kind == "reasoning" else str(part["text"]) if "text" in part else f"[{kind}]"
 
 
-def _call(call: InspectCall, attachments: Mapping[str, str]) -> WireMessage:
+def _sample_call(call: InspectCall, attachments: Mapping[str, str]) -> WireMessage:
     given = {
         name: _attached(value, attachments) if isinstance(value, str) else value for name, value in call.arguments.items()
     }

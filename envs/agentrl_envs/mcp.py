@@ -25,7 +25,7 @@ from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.reward.extract import boxed, last_number
 from agentrl.reward.match import exact_match
 from agentrl.types import JsonValue, Message, Task
-from agentrl_envs.mcp_arguments import read_arguments
+from agentrl_envs.mcp_arguments import read_call_arguments
 from agentrl_envs.mcp_connection import mcp_connection
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ class McpTool:
         """Run a call of this tool, as `McpServer.reply` does."""
         _, arguments, identity = _read_call_fields(call)
         added = {name: value for name, value in (fixed or {}).items() if name in self._listed}
-        read = read_arguments(
+        read = read_call_arguments(
             arguments,
             required=[name for name in self._required if name not in added],
             known=None if self._takes_any else self._listed.difference(added),

@@ -13,7 +13,7 @@ MAX_DEPTH: Final = 64
 """Levels of nesting that arguments may have."""
 
 
-def read_arguments(
+def read_call_arguments(
     arguments: object, *, required: Sequence[str], known: Collection[str] | None, limit: int
 ) -> dict[str, Any] | str:
     """Return the arguments of a call, or what is wrong with them.

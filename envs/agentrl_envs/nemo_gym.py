@@ -192,7 +192,7 @@ def messages_of_items(given: str | Sequence[Item]) -> list[Message]:
     for item in given:
         kind = item.get("type", "message")
         if kind == "message":
-            found.append({"role": item["role"], "content": _text_of(item["content"])})
+            found.append({"role": item["role"], "content": _input_text(item["content"])})
         elif kind == "function_call":
             function = {"name": item["name"], "arguments": item["arguments"]}
             call = {"id": item["call_id"], "type": "function", "function": function}
@@ -200,7 +200,7 @@ def messages_of_items(given: str | Sequence[Item]) -> list[Message]:
                 found.append({"role": "assistant", "content": None})
             found[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            found.append({"role": "tool", "tool_call_id": item["call_id"], "content": _text_of(item["output"])})
+            found.append({"role": "tool", "tool_call_id": item["call_id"], "content": _input_text(item["output"])})
         elif kind != "reasoning":
             raise ConfigError(f"NemoGymEnvironment: an input of type {kind!r:.40} cannot be a chat message")
     return list(found)
@@ -225,7 +225,7 @@ def items_of_answer(message: Message) -> list[Item]:
     return items
 
 
-def _text_of(content: object) -> str:
+def _input_text(content: object) -> str:
     if isinstance(content, str):
         return content
     parts = cast("Sequence[Mapping[str, object]]", content)

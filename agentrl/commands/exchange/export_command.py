@@ -82,7 +82,7 @@ def export_run(
     if folder.resolve().is_relative_to(run.path.resolve()):
         raise ConfigError(f"--output {folder} is inside the run, which is left as it is; name another place")
     check_writable(folder / "episode", f"--output {folder}")
-    wanted = run.episodes(step, purpose).where(_named(episode))
+    wanted = run.episodes(step, purpose).where(_keeps_episode(episode))
     origin = _origin(run)
     written = 0
     for found in islice(read_record_lines(run.path, wanted), limit):
@@ -94,7 +94,7 @@ def export_run(
     return written
 
 
-def _named(episode: str | None) -> Callable[[EpisodeSummary], bool]:
+def _keeps_episode(episode: str | None) -> Callable[[EpisodeSummary], bool]:
     return lambda row: episode is None or row.episode_id == episode
 
 

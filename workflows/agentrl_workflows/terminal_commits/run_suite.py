@@ -59,7 +59,7 @@ def run_unittest(root: str, files: "list[str]") -> "dict[str, str]":
         sys.path[:] = [top, *(each for each in sys.path if each != top)]
         module = os.path.relpath(os.path.join(folder, name), top)[: -len(".py")].replace("/", ".")
         suite.addTest(loader.loadTestsFromName(module))
-    unittest.TextTestRunner(sys.stderr, resultclass=Recorder, verbosity=0).run(suite)
+    unittest.TextTestRunner(resultclass=Recorder, verbosity=0).run(suite)
     return {name: outcome for name, outcome in found.items() if not name.startswith("unittest.loader.")}
 
 

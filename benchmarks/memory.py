@@ -8,7 +8,7 @@ without.
 Long agents have 64 turns and 128k tokens (`--long-episodes 4` of them; episodes share nothing, so 256 take 64 times as
 much). Their graphs without the conversation's text are compared with the ids and log-probs alone, at half and at full
 length: growth that is quadratic in turns would show between them. The journal then writes them as fast as it can in its
-thread. What stops the event loop meanwhile is the encoding of one record, whose processor time is measured beside the longest
+thread. What stops the event loop meanwhile is the encoding of one record. Its processor time is measured beside the longest
 pause, which a busy machine makes longer.
 """
 

@@ -1,9 +1,9 @@
 """Containers of terminal tasks: the seconds of a start, many at once, what episodes leave behind, and placement on hosts.
 
 Measures a bare start of bubblewrap and, in turn with it, a workbench with its container until its first command has run;
-64 environments that all run at the same time; what 1,000 episodes leave in the temporary directory, /dev/shm, mounts and processes; and 1,000
-environments in flight over four hosts. The hosts speak HTTP for real, and their environments are a plan: they start in
-20 ms and hold no process, since no two cores run 1,000 real ones.
+64 environments that all run at the same time; what 1,000 episodes leave in the temporary directory, /dev/shm, mounts and
+processes; and 1,000 environments in flight over four hosts. The hosts speak HTTP for real, and their environments are a
+plan: they start in 20 ms and hold no process, since no two cores run 1,000 real ones.
 
 Run: `python -m benchmarks.containers [--episodes 1000]`. It prints and writes benchmarks/results/containers.json.
 """

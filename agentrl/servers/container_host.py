@@ -1,6 +1,6 @@
 """A server that gives containers to runs on other machines. `agentrl sandbox-host` runs one.
 
-The protocol is in `agentrl.sandbox.containers.fleet.wire`. Invariant: the server listens off loopback only with a key, which
+The protocol is in `agentrl.sandbox.containers.fleet.host_wire`. Invariant: the server listens off loopback only with a key, which
 every route asks for. It opens no environment that it has no room for, and none gets more than the server gives. What a run
 opened is closed when the run asks, and `LEASE_S` after its last sign of life.
 """
@@ -22,7 +22,7 @@ from anyio.abc import TaskGroup
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError
 from agentrl.sandbox.containers import Container, Containers, Workbench
-from agentrl.sandbox.containers.fleet.wire import (
+from agentrl.sandbox.containers.fleet.host_wire import (
     AddBody,
     BenchBody,
     Content,
@@ -41,8 +41,8 @@ from agentrl.sandbox.containers.protocol import FileContents
 from agentrl.sandbox.remote import CallBody, exceeded
 from agentrl.sandbox.session import REPLY_GRACE_S
 from agentrl.sandbox.types import MIB, Limits
-from agentrl.servers.answers import encoded, read_body, refusal, refused_as_json, turned_away_as_json
 from agentrl.servers.holding import Holding
+from agentrl.servers.json_answers import encoded, json_refusal, read_body, refused_as_json, turned_away_as_json
 from agentrl.servers.listening import Connections, guard, listening
 from agentrl.servers.port_carrier import PortCarrier, open_carrier
 
@@ -72,7 +72,7 @@ class HostOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _HeldRun:
     container: Container
     carrier: PortCarrier | None
 
@@ -80,7 +80,7 @@ class _Run:
 @dataclass(frozen=True, slots=True)
 class _Bench:
     workbench: Workbench
-    runs: Holding[_Run]
+    runs: Holding[_HeldRun]
     client: str
 
 
@@ -137,9 +137,9 @@ class ContainerHost:
         limits = self._limits_of(body.limits)
         state, needed = self.state(), limits.memory_mb * self._options.share
         if state.num_open >= state.max_open:
-            return refusal(429, f"{state.max_open} environments are open, the most of this host (--max-open)")
+            return json_refusal(429, f"{state.max_open} environments are open, the most of this host (--max-open)")
         if state.free_mb < needed:
-            return refusal(429, f"memory for a further environment: {state.free_mb} MiB, needed {needed:.0f} MiB")
+            return json_refusal(429, f"memory for a further environment: {state.free_mb} MiB, needed {needed:.0f} MiB")
         name = await self._benches.open(self._bench(body, limits, needed))
         return encoded(Opened(name=name, state=self.state()))
 
@@ -148,7 +148,7 @@ class ContainerHost:
         self._promised_mb += needed_mb
         try:
             async with self._containers.workbench(image=body.image, limits=limits) as workbench, task_group() as tasks:
-                yield _Bench(workbench, Holding[_Run](tasks), body.client)
+                yield _Bench(workbench, Holding[_HeldRun](tasks), body.client)
                 tasks.cancel_scope.cancel()
         finally:
             self._promised_mb -= needed_mb
@@ -188,7 +188,7 @@ class ContainerHost:
         body = await read_body(request, SnapshotBody)
         content = body.content or self._kept.get(body.digest)
         if content is None:
-            return refusal(404, "this host has no such snapshot; send it")
+            return json_refusal(404, "this host has no such snapshot; send it")
         self._kept.keep(sha256(content).hexdigest(), content)
         with self._bench_of(request) as bench:
             await bench.workbench.restore(content)
@@ -201,20 +201,20 @@ class ContainerHost:
             return encoded(Opened(name=await bench.runs.open(self._container(bench, body, limits))))
 
     @asynccontextmanager
-    async def _container(self, bench: _Bench, body: RunBody, limits: Limits) -> AsyncGenerator[_Run]:
+    async def _container(self, bench: _Bench, body: RunBody, limits: Limits) -> AsyncGenerator[_HeldRun]:
         async with AsyncExitStack() as stack:
             carrier = None if body.port is None else await stack.enter_async_context(open_carrier())
             way = None if body.port is None or carrier is None else (body.port, carrier.port)
             run = bench.workbench.run(directory=body.directory, environment=body.environment, limits=limits, port=way)
             async with run as container:
-                yield _Run(container, carrier)
+                yield _HeldRun(container, carrier)
 
     async def _port(self, request: web.Request) -> web.StreamResponse:
         """Carry a connection of a container; one that waits for it is no sign that its run lives."""
         bench = self._benches.get(request.match_info["bench"])
         run = None if bench is None else bench.runs.get(request.match_info["run"])
         if run is None or run.carrier is None:
-            return refusal(404, "there is no such container with a port")
+            return json_refusal(404, "there is no such container with a port")
         return await run.carrier.carry(request)
 
     async def _call(self, request: web.Request) -> web.Response:
@@ -224,7 +224,7 @@ class ContainerHost:
             raise ConfigError(f"timeout_s: expected 0 to {longest:g}, the most of this host, got {body.timeout_s:g}")
         with self._bench_of(request) as bench, bench.runs.use(request.match_info["run"]) as run:
             if run is None:
-                return refusal(404, "there is no such container")
+                return json_refusal(404, "there is no such container")
             supervisor = run.container.session.supervisor
             answer = await supervisor.ask(bytes(body.request), body.timeout_s)
             if answer is None:

@@ -19,7 +19,7 @@ from agentrl.sandbox.containers.fleet.port_bytes import PING_S, carry_bytes
 _MAX_WAITING = 64
 
 
-class _Connection(NamedTuple):
+class _CarriedConnection(NamedTuple):
     stream: SocketStream
     has_ended: anyio.Event
 
@@ -29,11 +29,11 @@ class PortCarrier:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self._came, self._next = anyio.create_memory_object_stream[_Connection](_MAX_WAITING)
+        self._came, self._next = anyio.create_memory_object_stream[_CarriedConnection](_MAX_WAITING)
 
     async def accept(self, stream: SocketStream) -> None:
         """Hold a connection until a web socket has carried it."""
-        connection = _Connection(stream, anyio.Event())
+        connection = _CarriedConnection(stream, anyio.Event())
         async with stream:
             await self._came.send(connection)
             await connection.has_ended.wait()

@@ -29,8 +29,8 @@ from agentrl.sandbox.config import SandboxConfig, open_sandbox
 from agentrl.sandbox.remote import CallBody, HealthBody, ProgramBody, SessionBody, exceeded
 from agentrl.sandbox.session import REPLY_GRACE_S, Session
 from agentrl.sandbox.types import Limits, Program
-from agentrl.servers.answers import encoded, read_body, refusal, refused_as_json, turned_away_as_json
 from agentrl.servers.holding import Holding
+from agentrl.servers.json_answers import encoded, json_refusal, read_body, refused_as_json, turned_away_as_json
 from agentrl.servers.listening import BODY_S, HEADERS_S, Connections, check_address, guard, listening
 
 _MAX_BODY: Final = 256 * 2**20
@@ -100,7 +100,7 @@ class SandboxService:
     async def _open(self, request: web.Request) -> web.Response:
         if len(self._sessions) >= self._max_sessions:
             reason = f"{self._max_sessions} sessions are open, the most of this server (--max-sessions); try again later"
-            return refusal(429, reason)
+            return json_refusal(429, reason)
         body = await read_body(request, SessionBody)
         limits, sandbox = self._limits_of(body.limits), self._sandbox
         opened = sandbox.forks(limits=limits) if body.forks else sandbox.session(files=body.files, limits=limits)
@@ -113,7 +113,7 @@ class SandboxService:
             raise ConfigError(f"timeout_s: expected 0 to {longest:g}, the most of this server, got {body.timeout_s:g}")
         with self._sessions.use(request.match_info["id"]) as session:
             if session is None:
-                return refusal(404, "there is no such session; it may have been idle for too long")
+                return json_refusal(404, "there is no such session; it may have been idle for too long")
             answer = await session.supervisor.ask(bytes(body.request), body.timeout_s)
             if answer is None:
                 return web.json_response({"ended": session.supervisor.ending}, status=410)

@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox import Ending, Limits
 from agentrl.sandbox.containers import Containers
 from agentrl.sandbox.containers.config import open_chosen_containers, read_containers_config
-from agentrl.sandbox.containers.fleet.fleet import Fleet, open_fleet
+from agentrl.sandbox.containers.fleet.fleet import HostFleet, open_fleet
 from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
 from agentrl.servers.container_host import HostOptions, serving_containers
 from agentrl.servers.sandbox import MAX_LIMITS
@@ -35,14 +35,14 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-async def fleet() -> AsyncGenerator[tuple[Fleet, dict[str, subprocess.Popen[bytes]]]]:
+async def fleet() -> AsyncGenerator[tuple[HostFleet, dict[str, subprocess.Popen[bytes]]]]:
     with running_host() as one, running_host() as two:
         async with open_fleet([one[0], two[0]], api_key=HOST_KEY, limits=LIMITS) as opened:
             yield opened, {one[0]: one[1], two[0]: two[1]}
 
 
 async def test_a_container_of_a_host_does_what_one_here_does(
-    fleet: tuple[Fleet, dict[str, subprocess.Popen[bytes]]],
+    fleet: tuple[HostFleet, dict[str, subprocess.Popen[bytes]]],
 ) -> None:
     opened, _ = fleet
     async with opened.workbench() as bench:
@@ -77,7 +77,7 @@ async def test_a_container_of_a_host_does_what_one_here_does(
 
 
 async def test_the_episodes_of_a_host_that_dies_are_faults_and_run_again_on_another(
-    fleet: tuple[Fleet, dict[str, subprocess.Popen[bytes]]],
+    fleet: tuple[HostFleet, dict[str, subprocess.Popen[bytes]]],
 ) -> None:
     opened, processes = fleet
     solved: list[int] = []
@@ -116,7 +116,7 @@ async def test_the_episodes_of_a_host_that_dies_are_faults_and_run_again_on_anot
 
 
 async def test_a_program_on_a_host_reaches_one_port_of_the_run(
-    fleet: tuple[Fleet, dict[str, subprocess.Popen[bytes]]],
+    fleet: tuple[HostFleet, dict[str, subprocess.Popen[bytes]]],
 ) -> None:
     opened, _ = fleet
 

@@ -59,7 +59,7 @@ def sandbox_host_command(
     check_address(host, key)
     memory_mb = int(free_memory_mb() * _OWN_SHARE) if memory_mb is None else memory_mb
     options = HostOptions(max_open=max_open, memory_mb=memory_mb, share=share, maxima=_maxima(memory_mb))
-    anyio.run(_serve, host, port, key, _images(image), max_starting, options)
+    anyio.run(_give_containers, host, port, key, _images(image), max_starting, options)
 
 
 def _maxima(memory_mb: int) -> Limits:
@@ -77,7 +77,7 @@ def _images(given: Sequence[str]) -> dict[str, str | None]:
     return found
 
 
-async def _serve(
+async def _give_containers(
     host: str, port: int, key: str | None, images: dict[str, str | None], max_starting: int, options: HostOptions
 ) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

@@ -116,7 +116,7 @@ def unpack_layer(data: bytes, layer: Path) -> None:
     try:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
             for member in archive:
-                path = checked_name(member.name)
+                path = layer_path(member.name)
                 if path.parent not in made:
                     raise ConfigError(f"containers: a layer has {member.name!r}, and no directory above it")
                 _unpack_member(archive, member, layer / path)
@@ -129,7 +129,7 @@ def unpack_layer(data: bytes, layer: Path) -> None:
         place.chmod(mode)
 
 
-def checked_name(name: str) -> PurePosixPath:
+def layer_path(name: str) -> PurePosixPath:
     """Return the path of a member of a layer; one that is not relative, or leaves the layer, is a ConfigError."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name or path == PurePosixPath("."):

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-WHITEOUT = ".wh."
-OPAQUE = ".wh..wh..opq"
+_WHITEOUT = ".wh."
+_OPAQUE = ".wh..wh..opq"
 OWN = {"run/agentrl", "proc", "sys", "dev"}
 Look = dict[str, tuple[int, ...]]
 
@@ -67,7 +67,7 @@ class Changes:
                 if stat.S_IFMT(old) != stat.S_IFMT(new) and self.is_kept_above(path, after):
                     self.add_parents(archive, path, written)
                     folder, name = os.path.split(path)
-                    archive.addfile(tarfile.TarInfo(os.path.join(folder, WHITEOUT + name)))
+                    archive.addfile(tarfile.TarInfo(os.path.join(folder, _WHITEOUT + name)))
             for path in sorted(after):
                 if self.before.get(path) != after[path]:
                     self.add_parents(archive, path, written)
@@ -120,11 +120,11 @@ class Changes:
         with tarfile.open(fileobj=data) as archive:
             for member, place in self.members(archive):
                 folder, name = os.path.split(place)
-                if name == OPAQUE:
+                if name == _OPAQUE:
                     for each in os.listdir(folder):
                         remove(os.path.join(folder, each))
-                elif name.startswith(WHITEOUT):
-                    remove(os.path.join(folder, name[len(WHITEOUT) :]))
+                elif name.startswith(_WHITEOUT):
+                    remove(os.path.join(folder, name[len(_WHITEOUT) :]))
                 elif member.isdir():
                     if not os.path.isdir(place) or os.path.islink(place):
                         remove(place)

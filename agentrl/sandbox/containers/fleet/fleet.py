@@ -17,19 +17,19 @@ import anyio
 
 from agentrl.concurrency import outside_work, task_group
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox.containers.fleet.host import Host, NoRoom, RemoteWorkbench
+from agentrl.sandbox.containers.fleet.remote_host import NoRoom, RemoteHost, RemoteWorkbench
 from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS, MAX_STARTING
 from agentrl.sandbox.containers.starting import turn_to_start
 from agentrl.sandbox.remote import exceeded
 from agentrl.sandbox.types import Limits
 
-BEAT_S: Final = 2.0
+LIFE_S: Final = 2.0
 """Seconds between two signs of life of a run."""
 PLACE_S: Final = 900.0
 """Seconds that an environment may wait for a host with room."""
 
 
-class Fleet:
+class HostFleet:
     """Makes workbenches on hosts; `open_fleet` opens one for the whole process.
 
     Args:
@@ -43,7 +43,13 @@ class Fleet:
     name = "hosts"
 
     def __init__(
-        self, hosts: Sequence[Host], images: Mapping[str, str | None], *, limits: Limits, max_open: int, max_starting: int
+        self,
+        hosts: Sequence[RemoteHost],
+        images: Mapping[str, str | None],
+        *,
+        limits: Limits,
+        max_open: int,
+        max_starting: int,
     ) -> None:
         self.hosts, self._images, self._limits = list(hosts), dict(images), limits
         self._open = anyio.Semaphore(max_open)
@@ -78,7 +84,7 @@ class Fleet:
                 if host.state is not None:
                     raise
 
-    async def _place(self, limits: Limits) -> Host:
+    async def _place(self, limits: Limits) -> RemoteHost:
         with anyio.move_on_after(PLACE_S):
             async with self._placing:
                 while True:
@@ -95,13 +101,13 @@ class Fleet:
         self._changed = anyio.Event()
 
     async def _wait_for_change(self) -> None:
-        with anyio.move_on_after(BEAT_S):
+        with anyio.move_on_after(LIFE_S):
             await self._changed.wait()
 
-    async def watch(self, host: Host) -> None:
+    async def watch(self, host: RemoteHost) -> None:
         """Tell a host that this run lives, and learn of its state, until cancelled."""
         while True:
-            await anyio.sleep(BEAT_S)
+            await anyio.sleep(LIFE_S)
             await host.beat()
             self.note_change()
 
@@ -115,7 +121,7 @@ async def open_fleet(
     limits: Limits | None = None,
     max_open: int = 64,
     max_starting: int = MAX_STARTING,
-) -> AsyncGenerator[Fleet]:
+) -> AsyncGenerator[HostFleet]:
     """Connect to hosts of containers. Needs the asyncio event loop.
 
     Args:
@@ -138,12 +144,12 @@ async def open_fleet(
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
     async with aiohttp.ClientSession(headers=headers, trust_env=False, connector=connector, timeout=timeout) as http:
-        hosts = [Host(url, http, client) for url in urls]
+        hosts = [RemoteHost(url, http, client) for url in urls]
         async with task_group() as tasks:
             for host in hosts:
                 tasks.start_soon(host.beat)
         _check(hosts, chosen)
-        fleet = Fleet(hosts, images or {}, limits=chosen, max_open=max_open, max_starting=max_starting)
+        fleet = HostFleet(hosts, images or {}, limits=chosen, max_open=max_open, max_starting=max_starting)
         async with task_group() as tasks:
             for host in hosts:
                 tasks.start_soon(fleet.watch, host)
@@ -151,7 +157,7 @@ async def open_fleet(
             tasks.cancel_scope.cancel()
 
 
-def _check(hosts: Sequence[Host], limits: Limits) -> None:
+def _check(hosts: Sequence[RemoteHost], limits: Limits) -> None:
     answered = [host for host in hosts if host.state is not None]
     if not answered:
         said = "; ".join(host.describe() for host in hosts)

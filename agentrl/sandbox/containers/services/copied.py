@@ -37,7 +37,7 @@ _COPY_S: Final = 300.0
 """Seconds that the supervisor has to unpack a layer, or to pack one."""
 
 
-class Wanted(NamedTuple):
+class WantedEnvironment(NamedTuple):
     """An environment to start."""
 
     image: str
@@ -53,7 +53,7 @@ class Service(Protocol):
         """The backend, such as `docker`."""
         ...
 
-    def start(self, wanted: Wanted) -> AbstractAsyncContextManager[tuple[Session, IsAlive]]:
+    def start(self, wanted: WantedEnvironment) -> AbstractAsyncContextManager[tuple[Session, IsAlive]]:
         """Start an environment with a supervisor, and delete it at the block's end.
 
         Raises:
@@ -96,7 +96,7 @@ class CopiedWorkbench:
             raise ConfigError("containers: a workbench has one container at a time; end the other one first")
         limits = limits or self.limits
         note_use(self._service.name, is_isolated=True)
-        wanted = Wanted(self._image, limits, {**CONTAINER_VARIABLES, **(environment or {})})
+        wanted = WantedEnvironment(self._image, limits, {**CONTAINER_VARIABLES, **(environment or {})})
         self._runs = True
         try:
             async with AsyncExitStack() as stack:

@@ -12,7 +12,7 @@ from functools import partial
 
 from agentrl.sandbox.box import open_session
 from agentrl.sandbox.bubblewrap.start import SUPERVISOR_FOLDER
-from agentrl.sandbox.containers.services.copied import IsAlive, Wanted
+from agentrl.sandbox.containers.services.copied import IsAlive, WantedEnvironment
 from agentrl.sandbox.containers.starter import HOST_FOLDER, WRAPPER, WRAPPER_TEXT
 from agentrl.sandbox.docker import Docker, DockerStarter, check_docker
 from agentrl.sandbox.session import Session
@@ -57,7 +57,7 @@ class DockerService:
         check_docker(Docker(image=image, command=self._command))
 
     @asynccontextmanager
-    async def start(self, wanted: Wanted) -> AsyncGenerator[tuple[Session, IsAlive]]:
+    async def start(self, wanted: WantedEnvironment) -> AsyncGenerator[tuple[Session, IsAlive]]:
         """Start a container as `Service.start` describes."""
         docker = Docker(image=wanted.image, command=self._command, runtime=self._runtime)
         words = partial(container_arguments, environment=dict(wanted.environment))

@@ -23,7 +23,7 @@ from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.box import BOX_START_S
 from agentrl.sandbox.containers.services.boot import BOOT, boot_message
-from agentrl.sandbox.containers.services.copied import IsAlive, Wanted
+from agentrl.sandbox.containers.services.copied import IsAlive, WantedEnvironment
 from agentrl.sandbox.session import Session
 from agentrl.sandbox.types import Ending
 
@@ -64,7 +64,7 @@ class E2bService:
         self._envd_url, self._lifetime_s = envd_url, lifetime_s
 
     @asynccontextmanager
-    async def start(self, wanted: Wanted) -> AsyncGenerator[tuple[Session, IsAlive]]:
+    async def start(self, wanted: WantedEnvironment) -> AsyncGenerator[tuple[Session, IsAlive]]:
         """Start a sandbox as `Service.start` describes."""
         asked = {
             "templateID": wanted.image,
@@ -86,7 +86,7 @@ class E2bService:
         try:
             url = self._envd_url.format(sandbox=name, domain=made.get("domain") or "e2b.app")
             envd = _Envd(self._http, url, made.get("envdAccessToken"))
-            async with _supervised(envd, wanted) as supervisor:
+            async with _supervised_there(envd, wanted) as supervisor:
                 yield Session(supervisor, wanted.limits), is_alive
         finally:
             with anyio.CancelScope(shield=True):
@@ -105,7 +105,7 @@ class E2bService:
             raise ConfigError(f"containers: {url} refuses the key; check containers.api_key_env")
         if status not in good:
             raise EnvironmentFault(f"containers: {url} answered {status}: {data[:300].decode(errors='replace')}")
-        return _as_object(data) if data else {}
+        return _json_object(data) if data else {}
 
 
 class _Envd:
@@ -200,7 +200,7 @@ class E2bSupervisor:
                     if length > _MAX_MESSAGE:
                         raise EnvironmentFault(f"containers: {self._envd.url} sends a message of {length} bytes")
                     message = await messages.readexactly(length)
-                    if flags & _LAST or not await self._take(_as_object(message).get("event", {}), data):
+                    if flags & _LAST or not await self._take(_json_object(message).get("event", {}), data):
                         break
             except (aiohttp.ClientError, EOFError, OSError) as error:
                 self._said += f"{type(error).__name__}: {error}".encode()
@@ -223,7 +223,7 @@ class E2bSupervisor:
 
 
 @asynccontextmanager
-async def _supervised(envd: _Envd, wanted: Wanted) -> AsyncGenerator[E2bSupervisor]:
+async def _supervised_there(envd: _Envd, wanted: WantedEnvironment) -> AsyncGenerator[E2bSupervisor]:
     supervisor = E2bSupervisor(envd)
     argv = ["python3", "-I", "-S", "-c", BOOT]
     try:
@@ -238,7 +238,7 @@ async def _supervised(envd: _Envd, wanted: Wanted) -> AsyncGenerator[E2bSupervis
         supervisor.close()
 
 
-def _as_object(data: bytes) -> dict[str, Any]:
+def _json_object(data: bytes) -> dict[str, Any]:
     try:
         return cast("dict[str, Any]", msgspec.json.decode(data))
     except msgspec.DecodeError as error:

@@ -21,7 +21,7 @@ import anyio
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.box import BOX_START_S, Use, open_session, wait_until_ready
 from agentrl.sandbox.containers.services.boot import BOOT, boot_message
-from agentrl.sandbox.containers.services.copied import IsAlive, Wanted
+from agentrl.sandbox.containers.services.copied import IsAlive, WantedEnvironment
 from agentrl.sandbox.docker import docker_variables
 from agentrl.sandbox.pipes import PipedBox, PipedProcess
 from agentrl.sandbox.session import Session
@@ -35,7 +35,7 @@ _RESOURCE: Final = "sandboxes.agents.x-k8s.io"
 
 
 def sandbox_manifest(
-    name: str, wanted: Wanted, *, api_version: str, pod: Mapping[str, object], ends_at: datetime
+    name: str, wanted: WantedEnvironment, *, api_version: str, pod: Mapping[str, object], ends_at: datetime
 ) -> dict[str, object]:
     """Return the object that asks for one environment."""
     size = {"memory": f"{wanted.limits.memory_mb}Mi", "ephemeral-storage": f"{wanted.limits.work_mb}Mi"}
@@ -90,7 +90,7 @@ class KubernetesService:
             raise ConfigError(f"{error}; check the context of kubectl, and install kubernetes-sigs/agent-sandbox") from error
 
     @asynccontextmanager
-    async def start(self, wanted: Wanted) -> AsyncGenerator[tuple[Session, IsAlive]]:
+    async def start(self, wanted: WantedEnvironment) -> AsyncGenerator[tuple[Session, IsAlive]]:
         """Start a sandbox as `Service.start` describes."""
         name = f"agentrl-{secrets.token_hex(8)}"
         ends_at = datetime.now(UTC) + timedelta(seconds=self._lifetime_s)

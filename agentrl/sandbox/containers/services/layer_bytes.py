@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox.containers.layer_archive import OPAQUE, WHITEOUT, checked_name
+from agentrl.sandbox.containers.layer_archive import OPAQUE, WHITEOUT, layer_path
 from agentrl.sandbox.containers.protocol import FileContents
 
 
@@ -58,13 +58,13 @@ def keep_in_layer(layer: bytes, paths: Sequence[str], homes: Sequence[str]) -> b
 
 
 def _tops_of_homes(layer: bytes, homes: Sequence[PurePosixPath]) -> set[PurePosixPath]:
-    return {path for _, path, _ in _members(layer) if path.parent in homes}
+    return {path for _, path, _ in _layer_members(layer) if path.parent in homes}
 
 
 def _filtered(layer: bytes, is_kept: Callable[[tarfile.TarInfo, PurePosixPath], bool]) -> bytes:
     buffer, folders = io.BytesIO(), set[PurePosixPath]()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as target:
-        for member, path, content in _members(layer):
+        for member, path, content in _layer_members(layer):
             if not is_kept(member, path):
                 continue
             _add_folders(target, list(reversed(path.parents)), folders)
@@ -76,13 +76,13 @@ def _filtered(layer: bytes, is_kept: Callable[[tarfile.TarInfo, PurePosixPath], 
     return buffer.getvalue()
 
 
-def _members(layer: bytes) -> Iterator[tuple[tarfile.TarInfo, PurePosixPath, bytes | None]]:
+def _layer_members(layer: bytes) -> Iterator[tuple[tarfile.TarInfo, PurePosixPath, bytes | None]]:
     """Yield each member, the path that it is about, and its content; what is no layer is an EnvironmentFault."""
     folders = {PurePosixPath(".")}
     try:
         with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
             for member in archive:
-                path = checked_name(member.name)
+                path = layer_path(member.name)
                 if path.parent not in folders:
                     raise EnvironmentFault(f"containers: a layer has {member.name!r}, and no directory above it")
                 if member.isdir():
@@ -99,13 +99,13 @@ def _members(layer: bytes) -> Iterator[tuple[tarfile.TarInfo, PurePosixPath, byt
 
 def names_at_top(layer: bytes) -> list[str]:
     """Return the absolute paths of what a layer has at its top."""
-    return sorted({f"/{path.parts[0]}" for _, path, _ in _members(layer)})
+    return sorted({f"/{path.parts[0]}" for _, path, _ in _layer_members(layer)})
 
 
 def read_in_layer(layer: bytes, path: str, max_bytes: int) -> bytes:
     """Return a regular file of a layer, as `Workbench.read` describes."""
     wanted = PurePosixPath(path).relative_to("/")
-    for member, found, content in _members(layer):
+    for member, found, content in _layer_members(layer):
         if found == wanted and member.isfile() and content is not None and member.name == str(wanted):
             if len(content) > max_bytes:
                 raise OSError(errno.EFBIG, f"it is larger than {max_bytes} bytes", path)

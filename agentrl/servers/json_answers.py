@@ -22,17 +22,17 @@ async def refused_as_json(request: web.Request, handler: Handler) -> web.StreamR
     try:
         return await handler(request)
     except (ConfigError, ValidationError, RequestRejected, ValueError) as error:
-        return refusal(400, str(error))
+        return json_refusal(400, str(error))
     except EnvironmentFault as error:
-        return refusal(503, str(error))
+        return json_refusal(503, str(error))
     except web.HTTPException as error:
-        return refusal(error.status, error.reason)
+        return json_refusal(error.status, error.reason)
 
 
 def turned_away_as_json(request: web.Request, refused: Refusal) -> web.Response:
     """Answer a request that no handler sees."""
     del request
-    return refusal(refused.status, refused.reason)
+    return json_refusal(refused.status, refused.reason)
 
 
 async def read_body(request: web.Request, kind: type[Body]) -> Body:
@@ -45,6 +45,6 @@ def encoded(body: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
 
-def refusal(status: int, text: str) -> web.Response:
+def json_refusal(status: int, text: str) -> web.Response:
     """Return the reason of a refusal as JSON."""
     return web.json_response({"error": text}, status=status)

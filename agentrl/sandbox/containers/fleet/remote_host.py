@@ -20,8 +20,7 @@ from anyio.abc import TaskGroup
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.containers.container import Container
-from agentrl.sandbox.containers.fleet.port_bytes import PING_S, carry_bytes
-from agentrl.sandbox.containers.fleet.wire import (
+from agentrl.sandbox.containers.fleet.host_wire import (
     AddBody,
     BenchBody,
     Content,
@@ -36,8 +35,9 @@ from agentrl.sandbox.containers.fleet.wire import (
     SnapshotBody,
     StateBody,
 )
+from agentrl.sandbox.containers.fleet.port_bytes import PING_S, carry_bytes
 from agentrl.sandbox.containers.layer_files import read_layer_files
-from agentrl.sandbox.containers.protocol import LayerFile, Variables
+from agentrl.sandbox.containers.protocol import START_S, LayerFile, Variables
 from agentrl.sandbox.passage import Port
 from agentrl.sandbox.remote import RemoteSupervisor, decode_answer, said_in
 from agentrl.sandbox.session import Session
@@ -48,8 +48,6 @@ BEAT_TIMEOUT_S: Final = 15.0
 """Seconds that a host has to tell its state."""
 CALL_S: Final = 120.0
 """Seconds that a request may take beyond what its program may take; a busy host starts environments one after another."""
-START_S: Final = 600.0
-"""Seconds that a host has to start an environment, with the wait for its turn."""
 _CLOSE_S: Final = 30.0
 _WAITING: Final = 2
 """Web sockets that wait for the next connections of a container."""
@@ -61,8 +59,8 @@ class NoRoom(EnvironmentFault):
     """A host has no room for a further environment."""
 
 
-class Host:
-    """A host, which `Fleet` looks after.
+class RemoteHost:
+    """A host, which `HostFleet` looks after.
 
     Args:
         url: its address.
@@ -226,7 +224,7 @@ class Host:
 class RemoteWorkbench:
     """A workbench on a host."""
 
-    def __init__(self, host: Host, path: str, limits: Limits) -> None:
+    def __init__(self, host: RemoteHost, path: str, limits: Limits) -> None:
         self._host, self._path, self.limits = host, path, limits
 
     async def add(self, files: Mapping[str, LayerFile]) -> None:

@@ -105,7 +105,7 @@ class E2bService:
             raise ConfigError(f"containers: {url} refuses the key; check containers.api_key_env")
         if status not in good:
             raise EnvironmentFault(f"containers: {url} answered {status}: {data[:300].decode(errors='replace')}")
-        return _json_object(data) if data else {}
+        return _answer_object(data) if data else {}
 
 
 class _Envd:
@@ -200,7 +200,7 @@ class E2bSupervisor:
                     if length > _MAX_MESSAGE:
                         raise EnvironmentFault(f"containers: {self._envd.url} sends a message of {length} bytes")
                     message = await messages.readexactly(length)
-                    if flags & _LAST or not await self._take(_json_object(message).get("event", {}), data):
+                    if flags & _LAST or not await self._take(_answer_object(message).get("event", {}), data):
                         break
             except (aiohttp.ClientError, EOFError, OSError) as error:
                 self._said += f"{type(error).__name__}: {error}".encode()
@@ -238,7 +238,7 @@ async def _supervised_there(envd: _Envd, wanted: WantedEnvironment) -> AsyncGene
         supervisor.close()
 
 
-def _json_object(data: bytes) -> dict[str, Any]:
+def _answer_object(data: bytes) -> dict[str, Any]:
     try:
         return cast("dict[str, Any]", msgspec.json.decode(data))
     except msgspec.DecodeError as error:

@@ -1,8 +1,8 @@
 """A server that gives containers to runs on other machines. `agentrl sandbox-host` runs one.
 
 The protocol is in `agentrl.sandbox.containers.fleet.host_wire`. Invariant: the server listens off loopback only with a key,
-which every route asks for. It opens no environment that it has no room for, and none gets more than the server gives. What a run
-opened is closed when the run asks, and `LEASE_S` after its last sign of life.
+which every route asks for. It opens no environment that it has no room for, and none gets more than the server gives. What
+a run opened is closed when the run asks, and `LEASE_S` after its last sign of life.
 """
 
 from __future__ import annotations

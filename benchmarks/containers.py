@@ -217,6 +217,7 @@ async def in_flight() -> dict[str, object]:
             urls.append(await stack.enter_async_context(serving_containers(containers, options)))  # pyright: ignore[reportArgumentType]
         fleet = await stack.enter_async_context(open_fleet(urls, limits=LIMITS, max_open=IN_FLIGHT, max_starting=64))
         began = time.perf_counter()
+        opened_s = 0.0
 
         async def play() -> None:
             nonlocal open_now, most

@@ -80,6 +80,8 @@ async def test_the_episodes_of_a_host_that_dies_are_faults_and_run_again_on_anot
     fleet: tuple[HostFleet, dict[str, subprocess.Popen[bytes]]],
 ) -> None:
     opened, processes = fleet
+    first, second = opened.hosts
+    lost = 0
     solved: list[int] = []
     faults: list[str] = []
     placed = 0
@@ -104,7 +106,6 @@ async def test_the_episodes_of_a_host_that_dies_are_faults_and_run_again_on_anot
         for number in range(20):
             tasks.start_soon(play, number)
         await all_placed.wait()
-        first, second = opened.hosts
         assert first.num_placed + second.num_placed == 20
         assert min(first.num_placed, second.num_placed) >= 5, "placement by free memory spreads them"
         lost = first.num_placed

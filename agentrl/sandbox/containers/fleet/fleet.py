@@ -25,8 +25,10 @@ from agentrl.sandbox.types import Limits
 
 LIFE_S: Final = 2.0
 """Seconds between two signs of life of a run."""
-PLACE_S: Final = 900.0
+PLACE_S: Final = 3600.0
 """Seconds that an environment may wait for a host with room."""
+GONE_S: Final = 300.0
+"""Seconds that it waits while no host answers at all."""
 
 
 class HostFleet:
@@ -65,8 +67,7 @@ class HostFleet:
         async with AsyncExitStack() as stack:
             with outside_work():
                 await stack.enter_async_context(self._open)
-            async with turn_to_start(self._starting):
-                bench = await self._opened(stack, wanted, limits)
+            bench = await self._opened(stack, wanted, limits)
             stack.callback(self.note_change)
             yield bench
 
@@ -76,24 +77,35 @@ class HostFleet:
             with outside_work():
                 host = await self._place(limits)
             try:
-                return await stack.enter_async_context(host.workbench(image, limits))
+                async with turn_to_start(self._starting):
+                    return await stack.enter_async_context(host.workbench(image, limits))
             except NoRoom:
                 await host.beat()  # others have taken the room that it had
                 await self._wait_for_change()
             except EnvironmentFault:
                 if host.state is not None:
                     raise
+            finally:
+                host.release(limits)
 
     async def _place(self, limits: Limits) -> RemoteHost:
+        """Return a host that has room, with that reserved."""
         with anyio.move_on_after(PLACE_S):
             async with self._placing:
-                while True:
+                gone_at = anyio.current_time() + GONE_S
+                while anyio.current_time() < gone_at:
                     found = [host for host in self.hosts if host.has_room_for(limits)]
                     if found:
-                        return max(found, key=lambda host: host.free_mb)
+                        host = max(found, key=lambda host: host.free_mb)
+                        host.reserve(limits)
+                        return host
+                    if any(host.state is not None for host in self.hosts):
+                        gone_at = anyio.current_time() + GONE_S
                     await self._wait_for_change()
         said = "; ".join(host.describe() for host in self.hosts)
-        raise EnvironmentFault(f"containers: no host had room for an environment within {PLACE_S:g} s: {said}")
+        raise EnvironmentFault(
+            f"containers: no host had room within {PLACE_S:g} s, or none has answered for {GONE_S:g} s: {said}"
+        )
 
     def note_change(self) -> None:
         """Look for room again."""

@@ -75,22 +75,30 @@ class RemoteHost:
         self.why_gone = "it has not answered yet"
         self.num_placed = 0
         """Environments of this run on it, with those that it is opening."""
-        self.pending_mb = 0.0
-        """Memory for those that it is opening, which its state does not know yet."""
+        self._reserved: list[float] = []
+        """Memory limits, in MiB, of those that are to be opened, which its state does not know yet."""
         self._has_answered = False
         self._calls: set[anyio.CancelScope] = set()
 
     @property
     def free_mb(self) -> float:
         """Memory for further environments, in MiB."""
-        return -1.0 if self.state is None else self.state.free_mb - self.pending_mb
+        return -1.0 if self.state is None else self.state.free_mb - self.state.share * sum(self._reserved)
 
     def has_room_for(self, limits: Limits) -> bool:
         """Return whether a further environment fits, as far as is known here."""
         state = self.state
         if state is None:
             return False
-        return state.num_open < state.max_open and self.free_mb >= limits.memory_mb * state.share
+        return state.num_open + len(self._reserved) < state.max_open and self.free_mb >= limits.memory_mb * state.share
+
+    def reserve(self, limits: Limits) -> None:
+        """Keep room for an environment that is to be opened."""
+        self._reserved.append(limits.memory_mb)
+
+    def release(self, limits: Limits) -> None:
+        """Give back what `reserve` kept: the environment is open, or could not be opened."""
+        self._reserved.remove(limits.memory_mb)
 
     def describe(self) -> str:
         """Return its address and state for a message."""
@@ -197,15 +205,10 @@ class RemoteHost:
     @asynccontextmanager
     async def workbench(self, image: str | None, limits: Limits) -> AsyncGenerator[RemoteWorkbench]:
         """Open a workbench there."""
-        needed_mb = limits.memory_mb * (1.0 if self.state is None else self.state.share)
         self.num_placed += 1
-        self.pending_mb += needed_mb
         try:
-            try:
-                body = BenchBody(client=self.client, image=image, limits=limits.model_dump())
-                opened = await self.ask("/benches", body, Opened, patience_s=START_S)
-            finally:
-                self.pending_mb -= needed_mb
+            body = BenchBody(client=self.client, image=image, limits=limits.model_dump())
+            opened = await self.ask("/benches", body, Opened, patience_s=START_S)
             self._note(opened.state)
             try:
                 yield RemoteWorkbench(self, f"/benches/{opened.name}", limits)

@@ -1,6 +1,6 @@
 """LoRA adapters by name: loaded from a directory, named by calls, unloaded.
 
-The rows run against the embedded server. A real SGLang needs `--enable-lora`, with which the suite does not start it yet.
+A real SGLang keeps no digest of the base, so it takes an adapter of another one; agentrl's probe refuses that.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tests.support.adapters import make_adapter, merged_logprobs
 from tests.support.api import Api
 from tests.support.servers import RunningServer
 
+ADAPTERS = True
 PROMPT = list(range(3, 20))
 
 
@@ -27,8 +28,7 @@ def adapter_folders(checkpoints: dict[int, Path], tmp_path_factory: pytest.TempP
 @pytest.fixture
 async def loaded(api: Api, adapter_folders: dict[str, Path]) -> AsyncGenerator[dict[str, Path]]:
     """Both adapters under their names, for the length of a test."""
-    if not (await api.get("/server_info")).body.get("enable_lora"):
-        pytest.skip("this server was started without adapters")
+    assert (await api.get("/server_info")).body["enable_lora"]
     for name, path in adapter_folders.items():
         status, body = await api.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
         assert (status, body["success"], body["loaded_adapters"][name]) == (200, True, str(path))

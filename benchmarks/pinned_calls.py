@@ -1,6 +1,6 @@
 """What it saves that running calls keep their adapter at an update (`inference.pause_mode: pinned`).
 
-Run: `python -m benchmarks.pinned_calls` (under two CPU minutes). `--quick` takes half of the calls, and writes nothing. It
+Run: `python -m benchmarks.pinned_calls` (nobody timed it). `--quick` takes half of the calls and one round, and writes nothing. It
 prints a table, and overwrites benchmarks/results/pinned_calls.json.
 
 An embedded engine of 5 million parameters, in this process and behind its own HTTP, answers `CALLS` calls, and takes
@@ -78,6 +78,8 @@ async def measure(base: Path, versions: list[Publication], mode: Mode, calls: in
     engine = EmbeddedEngine(EngineOptions(model_path=str(base), device="cpu"))
     shape = read_model(str(base)).shape
     assert shape is not None
+    done: list[Generation] = []
+    begin = 0.0
     async with serving(engine) as url:
         config = InferenceConfig.model_validate(
             {"urls": [url], "health_interval_s": 3600, "request_timeout_s": 3600, "control_timeout_s": 600}
@@ -88,12 +90,11 @@ async def measure(base: Path, versions: list[Publication], mode: Mode, calls: in
         )
         async with ServerPool([server], config) as pool, anyio.create_task_group() as tasks:
             await pool.update_weights(versions[0])
-            done: list[Generation] = []
+            begin = time.process_time()
 
             async def answer(request: GenerateRequest) -> None:
                 done.append(await pool.generate(request))
 
-            begin = time.process_time()
             # Prompts of their own, so that no prefix is shared; one call is streamed, and its tokens time the updates.
             prompts = [[3 + (number + at * 7) % 300 for at in range(PROMPT)] for number in range(calls)]
             for prompt in prompts[1:]:

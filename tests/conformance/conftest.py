@@ -1,6 +1,7 @@
 """One suite: every test here runs against the embedded server and, marked `sglang`, against a real SGLang.
 
-The tests of a module with `SCRIPTED = True` need no model, and run against the scripted engine too.
+The tests of a module with `SCRIPTED = True` need no model, and run against the scripted engine too. The real server of a
+module with `ADAPTERS = True` is one that takes LoRA adapters.
 
 The real server starts once in a test session (36 to 90 s); `server` brings either back to a known state around each test.
 """
@@ -15,6 +16,7 @@ import pytest
 from anyio import create_task_group
 from anyio.abc import TaskGroup
 
+from agentrl.config import parse_config
 from tests.support.api import Api, api_of
 from tests.support.embedded import ReferenceModel
 from tests.support.servers import RunningServer, is_reset, reset, running_server, scripted_as_running, tiny_checkpoints
@@ -55,6 +57,21 @@ def sglang_server(checkpoints: dict[int, Path], tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture(scope="session")
+def sglang_adapters_server(
+    checkpoints: dict[int, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Generator[RunningServer]:
+    """A real SGLang process that takes LoRA adapters, with the flags of a run, one for the whole test session."""
+    run = parse_config({
+        "workflow": "my:Agent", "tasks": {"path": "t.jsonl"}, "model": {"path": "m"}, "inference": {"backend": "sglang"},
+        "trainer": {"lora": {"rank": 4}}, "sync": {"adapter": "adapter"},
+    })  # fmt: skip
+    flags = run.resolved_inference.sglang_args
+    with running_server("sglang", checkpoints, tmp_path_factory.mktemp("sglang"), extra=flags) as server:
+        reset(server)
+        yield server
+
+
+@pytest.fixture(scope="session")
 def scripted_server(checkpoints: dict[int, Path]) -> Generator[RunningServer]:
     """The scripted engine behind a socket, in a thread of this process, one for the whole test session."""
     with scripted_as_running(checkpoints) as server:
@@ -65,7 +82,8 @@ def scripted_server(checkpoints: dict[int, Path]) -> Generator[RunningServer]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Choose the servers of each test."""
     if "server" in metafunc.fixturenames:
-        kinds = ["embedded", pytest.param("sglang", marks=pytest.mark.sglang)]
+        real = "sglang_adapters" if getattr(metafunc.module, "ADAPTERS", False) else "sglang"
+        kinds = ["embedded", pytest.param(real, marks=pytest.mark.sglang)]
         kinds += ["scripted"] if getattr(metafunc.module, "SCRIPTED", False) else []
         metafunc.parametrize("server", kinds, indirect=True)
 

@@ -66,10 +66,10 @@ async def test_a_call_continues_with_the_newest_adapter_once_its_own_is_too_old(
                 assert len(engine.adapters.names) <= max_lag + 2
         await call.more(5)
         ended = await call.finished()
-    assert [span.version for span in ended.spans] == versions
-    assert ended.num_retractions == len(versions) - 1
-    assert len(ended.output_ids) == 900
-    assert_each_span_is_a_recompute(base, folders, ended)
+        assert [span.version for span in ended.spans] == versions
+        assert ended.num_retractions == len(versions) - 1
+        assert len(ended.output_ids) == 900
+        assert_each_span_is_a_recompute(base, folders, ended)
 
 
 async def test_a_call_whose_rest_cannot_be_asked_for_ends_with_its_adapter(tmp_path: Path) -> None:
@@ -84,5 +84,5 @@ async def test_a_call_whose_rest_cannot_be_asked_for_ends_with_its_adapter(tmp_p
         await call.more(5)
         await pool.update_weights(published_adapter(folders[2], 2))
         ended = await call.finished()
-    assert [span.version for span in ended.spans] == [1]
-    assert ended.num_retractions == 0
+        assert [span.version for span in ended.spans] == [1]
+        assert ended.num_retractions == 0

@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError, RunStopped
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Task
-from tests.engine.harness import TASKS, episodes, make_engine, run
+from tests.engine.harness import TASKS, episodes, lines, make_engine, run
 
 
 def endless(words: str = "Say good.", *, until: int = 1_000_000) -> TrainingTasks:
@@ -81,3 +81,20 @@ async def test_a_curriculum_gets_the_results_of_finished_groups_and_the_checkpoi
     assert len(results) == state.groups_admitted - len(state.groups_open)
     assert set(state.draw.places) <= set(state.groups_open)
     assert {result.success for result in results} <= {0.0, 1 / 3, 2 / 3, 1.0}
+
+
+async def test_tasks_that_teach_nothing_sit_out_in_a_run_which_says_so_and_keeps_it_in_the_checkpoint(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    trainer = ScriptedTrainer()
+    tasks = TrainingTasks((OpenSource("tasks", tuple(TASKS)),), None, skip_passes=2)
+    await run(make_engine(tmp_path, renderer, trainer=trainer, tasks=tasks, steps=4))
+    state = saved_state(trainer)
+    assert state.draw is not None
+    assert (state.draw.by, set(state.draw.skipped)) == ("passes", {0})
+    assert set(state.draw.places) <= set(state.groups_open)
+    last = lines(tmp_path / "metrics.jsonl", "step")[-1]
+    assert {"skipped_draws", "resting_tasks.right", "resting_tasks.wrong"} <= set(last)
+    resting = sum(last[f"resting_tasks.{outcome}"] for outcome in ("right", "wrong"))
+    assert 0 <= resting <= len(TASKS)
+    assert last["skipped_draws"] <= state.draw.skipped[0]

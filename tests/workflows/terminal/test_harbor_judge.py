@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from agentrl_workflows.terminal_commits.commits import History
 from agentrl_workflows.terminal_commits.folder import CommitTask, TaskOptions
-from agentrl_workflows.terminal_commits.history import History
 from agentrl_workflows.terminal_tasks.catalog import bundled_problems
 from agentrl_workflows.terminal_tasks.problem import write_problems
-from tests.workflows.terminal.test_terminal_commits import AFTER, BEFORE, make_repository
+from tests.support.commits import AFTER, BEFORE, make_repository
 
 pytestmark = pytest.mark.processes
 HARBOR_PYTHON = os.environ.get("HARBOR_PYTHON")

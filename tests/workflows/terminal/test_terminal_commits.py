@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -15,37 +14,14 @@ import pytest
 from agentrl.data.harbor_task import harbor_tasks, read_harbor_folder
 from agentrl.errors import ConfigError
 from agentrl.sandbox.containers import open_containers
+from agentrl_workflows.terminal_commits.commits import History
 from agentrl_workflows.terminal_commits.folder import TaskOptions
-from agentrl_workflows.terminal_commits.generate import make_task
-from agentrl_workflows.terminal_commits.history import History
+from agentrl_workflows.terminal_commits.make_task import make_task
 from agentrl_workflows.terminal_commits.suite import put_back
+from tests.support.commits import AFTER, BEFORE, make_repository
 from tests.support.terminal import play_script
 
 pytestmark = [pytest.mark.processes, pytest.mark.anyio, pytest.mark.timeout(600)]
-TEST = """import unittest
-from pocket import purse
-
-class PurseTest(unittest.TestCase):
-    def test_total(self):
-        self.assertEqual(purse.total([1, 2]), 3)
-
-    def test_empty(self):
-        self.assertEqual(purse.total([]), 0)
-"""
-BEFORE = {
-    "pocket/__init__.py": "",
-    "pocket/purse.py": "def total(coins):\n    return coins[0] + coins[1]\n",
-    "tests/__init__.py": "",
-    "tests/test_purse.py": TEST.rpartition("\n    def")[0],
-    "README.md": "A purse.\n",
-}
-AFTER = {
-    **BEFORE,
-    "pocket/purse.py": "from pocket.tools import add\n\n\ndef total(coins):\n    return add(coins)\n",
-    "pocket/tools.py": "def add(coins):\n    return sum(coins)\n",
-    "tests/test_purse.py": TEST,
-}
-del AFTER["README.md"]
 SOLVE = "printf 'def total(coins):\\n    return sum(coins)\\n' > pocket/purse.py"
 HOSTILE = {
     "tests of its own": "printf 'import unittest\\n' > tests/test_purse.py",
@@ -69,25 +45,6 @@ HOSTILE = {
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-def make_repository(folder: Path, *commits: Mapping[str, str]) -> Path:
-    folder.mkdir(parents=True)
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    who = ("-c", "user.name=n", "-c", "user.email=e@x", "-c", "commit.gpgsign=false")
-
-    def git(*words: str) -> None:
-        subprocess.run(["git", *who, "-C", str(folder), *words], check=True, capture_output=True, env=own)
-
-    git("init", "-q")
-    for number, files in enumerate(commits):
-        git("rm", "-rqf", "--ignore-unmatch", ".")
-        for path, text in files.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(text)
-        git("add", "-A", "-f")
-        git("commit", "-q", "--allow-empty", "-m", f"Let the purse be empty ({number})")
-    return folder
 
 
 async def test_a_task_of_two_commits_pays_what_mends_the_sources_and_no_agent_that_goes_round_the_tests(

@@ -43,7 +43,7 @@ class TaskFeedback:
         Raises:
             EnvironmentFault: the copy's container does not start.
         """
-        copy = await _packed(container, [harbor.image.workdir, *harbor.kept], limits.work_mb * MIB)
+        copy = await _archive_of(container, [harbor.image.workdir, *harbor.kept], limits.work_mb * MIB)
         return None if copy is None else await self._said(harbor, limits, copy)
 
     async def _said(self, harbor: HarborTask, limits: Limits, copy: bytes | None) -> float | None:
@@ -53,7 +53,7 @@ class TaskFeedback:
                 paths = [harbor.image.workdir, *harbor.kept]
                 async with bench.run() as container:
                     await container.upload({"/tmp/copy.tar": copy})
-                    line = f"rm -rf {_words(paths)}; tar -xf /tmp/copy.tar"
+                    line = f"rm -rf {_quoted_paths(paths)}; tar -xf /tmp/copy.tar"
                     await container.execute(["/bin/sh", "-c", f"cd / && {line}"], timeout_s=_COPY_S)
                 await bench.keep(kept_paths(await bench.changed(), harbor), homes=("/root",))
             verdict = await run_tests(bench, harbor, limits, script=FEEDBACK_SCRIPT)
@@ -92,13 +92,13 @@ class TurnFeedback:
         return anyio.current_time() - begin
 
 
-async def _packed(container: Container, paths: list[str], max_bytes: int) -> bytes | None:
+async def _archive_of(container: Container, paths: list[str], max_bytes: int) -> bytes | None:
     """Return an archive of these paths, which a program of the agent's container makes.
 
     An agent that changes the program changes no more than what it could as well write into the files themselves.
     """
     name = f"/tmp/{secrets.token_hex(8)}"
-    line = f'cd / && for p in {_words(paths)}; do [ -e "$p" ] && echo "$p"; done | tar -cf {name} -T - ; rc=$?'
+    line = f'cd / && for p in {_quoted_paths(paths)}; do [ -e "$p" ] && echo "$p"; done | tar -cf {name} -T - ; rc=$?'
     try:
         await container.execute(["/bin/sh", "-c", f"{line}; exit $rc"], timeout_s=_COPY_S)
         return await container.download(name, max_bytes=max_bytes)
@@ -109,5 +109,5 @@ async def _packed(container: Container, paths: list[str], max_bytes: int) -> byt
             await container.execute(["/bin/rm", "-f", name], timeout_s=_COPY_S)
 
 
-def _words(paths: list[str]) -> str:
+def _quoted_paths(paths: list[str]) -> str:
     return " ".join(shlex.quote(path.removeprefix("/")) for path in paths)

@@ -10,7 +10,7 @@ import anyio
 
 from agentrl.errors import AgentRLError
 from agentrl_workflows.terminal_commits.folder import TaskOptions, as_patterns
-from agentrl_workflows.terminal_commits.generate import describe, make_task
+from agentrl_workflows.terminal_commits.make_task import made_line, make_task
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
         made = anyio.run(lambda: make_task(given.repository, given.before, given.after, given.out, options, root=given.root))
     except (AgentRLError, OSError, UnicodeDecodeError) as error:
         sys.exit(f"error: {error}")
-    sys.stdout.write(f"{describe(made)}\n")
+    sys.stdout.write(f"{made_line(made)}\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from agentrl.errors import ConfigError
-from agentrl_workflows.terminal_commits.history import Commit, CommitFile, History
+from agentrl_workflows.terminal_commits.commits import Commit, CommitFile, History
 from agentrl_workflows.terminal_commits.suite import SETTINGS, TESTS, fits
 
 _PACKAGES: Final = "/opt/packages"
@@ -73,18 +73,21 @@ class CommitTask:
         Without any it writes a folder whose tests write down what became of each, instead of a reward.
         """
         options = self.options
-        files: dict[str, CommitFile] = {"task.toml": _text(self._settings(required))}
-        files["instruction.md"] = _text(options.instruction or self._instruction(required))
+        files: dict[str, CommitFile] = {"task.toml": _plain_file(self._settings(required))}
+        files["instruction.md"] = _plain_file(options.instruction or self._instruction(required))
         files |= {f"environment/app/{path}": file for path, file in self.before.files.items()}
         packages = _folder_files(options.packages) if options.packages is not None else {}
         files |= {f"{part}/packages/{path}": file for part in ("environment", "tests") for path, file in packages.items()}
-        files["environment/Dockerfile"] = _text(self._dockerfile(bool(packages)))
+        files["environment/Dockerfile"] = _plain_file(self._dockerfile(bool(packages)))
         files |= {f"tests/suite/{path}": file for path, file in self.suite().items()}
-        files["tests/plan.json"] = _text(json.dumps(self._plan(required), indent=1, sort_keys=True) + "\n")
+        files["tests/plan.json"] = _plain_file(json.dumps(self._plan(required), indent=1, sort_keys=True) + "\n")
         files["tests/test.sh"] = _script(_TEST.format(mode="all" if required else "survey"))
         if required and options.feedback:
             files["tests/feedback.sh"] = _script(_TEST.format(mode="share"))
-        files["tests/check.py"], files["tests/run_suite.py"] = _text(_check_program()), _text(_source("run_suite"))
+        files["tests/check.py"], files["tests/run_suite.py"] = (
+            _plain_file(_check_program()),
+            _plain_file(_module_text("run_suite")),
+        )
         files["solution/solve.sh"] = _script(_SOLVE)
         files["solution/sources.patch"] = CommitFile(self.history.patch(self.before, self.after, self.sources()), False)
         for path, file in files.items():
@@ -133,7 +136,7 @@ class CommitTask:
         )
 
 
-def _text(text: str) -> CommitFile:
+def _plain_file(text: str) -> CommitFile:
     return CommitFile(text.encode(), False)
 
 
@@ -151,14 +154,14 @@ def _folder_files(folder: Path) -> dict[str, CommitFile]:
 def _check_program() -> str:
     """Return the text of `tests/check.py`: modules of this package one after the other, without what they import of it."""
     library = resources.files("agentrl_workflows.terminal_tasks").joinpath("checks.py").read_text()
-    return "\n\n".join(_without_imports(part) for part in (library, _source("suite"), _source("judge")))
+    return "\n\n".join(_without_imports(part) for part in (library, _module_text("suite"), _module_text("judge_suite")))
 
 
 def _without_imports(source: str) -> str:
     return "".join(line for line in source.splitlines(keepends=True) if not line.startswith("from agentrl_workflows"))
 
 
-def _source(name: str) -> str:
+def _module_text(name: str) -> str:
     return resources.files("agentrl_workflows.terminal_commits").joinpath(f"{name}.py").read_text()
 
 

@@ -36,19 +36,19 @@ def put_back(root: str, files: "dict[str, bytes]", patterns: "tuple[str, ...] | 
             if is_test:
                 os.unlink(place)
     for path, data in files.items():
-        _write(root, path, data)
+        _write_below(root, path, data)
 
 
-def _write(root: str, path: str, data: bytes) -> None:
+def _write_below(root: str, path: str, data: bytes) -> None:
     *folders, name = path.split("/")
     place = root
     for folder in folders:
         place = os.path.join(place, folder)
         if not _is(place, stat.S_ISDIR):
-            _remove(place)
+            _clear_place(place)
             os.mkdir(place)
     place = os.path.join(place, name)
-    _remove(place)
+    _clear_place(place)
     with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
         file.write(data)
 
@@ -60,7 +60,7 @@ def _is(place: str, kind: "object") -> bool:
         return False
 
 
-def _remove(place: str) -> None:
+def _clear_place(place: str) -> None:
     if _is(place, stat.S_ISDIR):
         shutil.rmtree(place)
     elif os.path.lexists(place):

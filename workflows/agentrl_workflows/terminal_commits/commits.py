@@ -16,7 +16,7 @@ from agentrl.errors import ConfigError
 
 _SAFE: Final = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "safe.directory=*")
 _LINK, _MODULE, _RUNNABLE = "120000", "160000", "100755"
-MAX_BYTES: Final = 64 * 2**20
+MAX_COMMIT_BYTES: Final = 64 * 2**20
 """Of all files of a commit."""
 
 
@@ -56,8 +56,8 @@ class History:
         if modules:
             raise ConfigError(f"{self.folder}: {name}: {modules[0]} is a submodule, which a task cannot hold")
         size = sum(int(about[3]) for about in facts.values())
-        if size > MAX_BYTES:
-            raise ConfigError(f"{self.folder}: {name}: its files have {size:,} bytes; expected at most {MAX_BYTES:,}")
+        if size > MAX_COMMIT_BYTES:
+            raise ConfigError(f"{self.folder}: {name}: its files have {size:,} bytes; expected at most {MAX_COMMIT_BYTES:,}")
         blobs = self._blobs([about[2] for about in facts.values()])
         held = {path: CommitFile(blobs[about[2]], about[0] == _RUNNABLE) for path, about in facts.items()}
         links = {path for path, about in facts.items() if about[0] == _LINK}

@@ -22,8 +22,8 @@ from agentrl.sandbox.containers import Containers, Workbench, open_containers
 from agentrl.sandbox.containers.workbench import CONTAINER_LIMITS
 from agentrl_workflows.terminal.episode import solution_files
 from agentrl_workflows.terminal.verifier import kept_paths, prepare_bench, run_tests
+from agentrl_workflows.terminal_commits.commits import History
 from agentrl_workflows.terminal_commits.folder import CommitTask, TaskOptions
-from agentrl_workflows.terminal_commits.history import History
 
 _OUTCOMES: Final = "/logs/verifier/outcomes.json"
 _MAX_OUTCOMES: Final = 8 * 2**20
@@ -139,7 +139,7 @@ async def _work(bench: Workbench, folder: Path, *, solved: bool) -> None:
             raise ConfigError(f"the patch of the sources does not apply: {result.text[-600:]}")
 
 
-def describe(made: MadeTask) -> str:
+def made_line(made: MadeTask) -> str:
     """Return what was made, as one line."""
     return json.dumps(
         {"folder": str(made.folder), "to_fix": made.to_fix, "to_keep": made.to_keep, "left_out": made.left_out}

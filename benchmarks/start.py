@@ -84,8 +84,7 @@ def start(scratch: Path, model: Path, number: int) -> Mapping[str, float]:
     assert process.returncode == 0, f"{' '.join(command)} ended with {process.returncode}"
     return {
         "driver: imports, plan, checks, wall s": marks["config.yaml"],
-        "processes start, weights arrive, wall s": marks["published"] - marks["config.yaml"],
-        "first episode, wall s": marks["first record"] - marks["published"],
+        "processes start, first episode, wall s": marks["first record"] - marks["config.yaml"],
         "all, wall s": marks["first record"],
         **{f"{name} until then, CPU s": value for name, value in spent.items()},
     }
@@ -115,10 +114,9 @@ def run_file(scratch: Path, model: Path, name: str) -> Path:
 
 def watched(run_dir: Path) -> Mapping[str, bool]:
     """Return which marks of a start are there."""
-    episodes, metrics = run_dir / "episodes", run_dir / "metrics.jsonl"
+    episodes = run_dir / "episodes"
     return {
         "config.yaml": (run_dir / "config.yaml").exists(),
-        "published": metrics.exists() and '"published"' in metrics.read_text(),
         "first record": episodes.is_dir() and any(file.stat().st_size for file in episodes.iterdir()),
     }
 

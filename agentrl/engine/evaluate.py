@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import anyio
 
@@ -20,6 +19,7 @@ from agentrl.concurrency import task_group
 from agentrl.data.digest import check_unique
 from agentrl.engine.buffer import Signal
 from agentrl.engine.diagnostics import speaker_metrics, task_outcomes
+from agentrl.engine.inflight import release_episode
 from agentrl.episode.summary import MetricValue, episode_metrics, is_success, prefixed, version_range
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.inference.backend import Backend
@@ -125,7 +125,13 @@ async def evaluate_policy(
     if greedy:
         sampling = sampling.model_copy(update={"temperature": 0.0})
     playing = runner or LocalRunner(workflow, renderer=renderer, rollout=rollout, seed=seed)
-    run = partial(playing.play, sampling=sampling, on_turn=lambda _: None)
+
+    async def run(task: Task, *, episode_id: str) -> Trajectory:
+        try:
+            return await playing.play(task, episode_id=episode_id, sampling=sampling, on_turn=lambda _: None)
+        finally:
+            release_episode(backend, episode_id)
+
     slots = rollout.max_concurrent_episodes
     async with playing.opened(backend):
         return await evaluate_with(run, tasks, max_concurrent=slots, episodes=episodes, greedy=greedy, on_episode=on_episode)

@@ -208,6 +208,12 @@ class DescribedBackend(Protocol):
         ...
 
 
+def release_episode(backend: Backend, episode_id: str) -> None:
+    """Let a backend that keeps state for each episode drop that of one that has ended."""
+    if isinstance(backend, SessionBackend):
+        backend.release(episode_id)
+
+
 class SeedWatch:
     """Warns once of a workflow that gives the calls of several members of a group one seed, so that they sample alike."""
 
@@ -265,8 +271,7 @@ class WatchedBackend:
         return generation
 
     def release(self, episode_id: str) -> None:
-        if isinstance(self._backend, SessionBackend):
-            self._backend.release(episode_id)
+        release_episode(self._backend, episode_id)
 
     def describe(self) -> list[str]:
         """Return a line about the servers, where the backend has one."""

@@ -26,6 +26,8 @@ from agentrl.types import BoolArray, Int32Array
 _FIRST_CAPACITY: Final = 256
 _MAX_SESSIONS: Final = 65_536
 """Open sessions that are remembered; the oldest is closed for another one."""
+_PATIENCE: Final = 8
+"""Turns that others end, for each row, until a session without a call counts as closed: its client may be gone."""
 _NEVER: Final = np.iinfo(np.int64).max
 
 
@@ -217,7 +219,8 @@ class KVCache:
 
     def _victim(self, keep: int) -> int:
         """Return the free row to overwrite: an empty or outdated one, else the least recently used, sessions' rows last."""
-        age = np.where(self._sessions > 0, _NEVER - 2 - self._sessions, self._used)
+        held = (self._sessions > 0) & (self._clock - self._used <= _PATIENCE * self.num_rows)
+        age = np.where(held, _NEVER - 2 - self._sessions, self._used)
         age = np.where((self.lengths == 0) | (self._epochs != self.epoch), -1, age)
         age = np.where(self.owned, _NEVER, age)
         if keep >= 0 and not self.owned[keep] and np.count_nonzero(~self.owned) > 1:

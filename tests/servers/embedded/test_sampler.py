@@ -197,6 +197,16 @@ def test_a_closed_session_gives_its_row_back_and_its_prefix_can_still_be_matched
     assert (held(cache, [2, 2, 2]), cache.num_sessions, cache.dropped) == (3, 1, 0)
 
 
+def test_a_session_that_falls_silent_counts_as_closed() -> None:
+    cache = KVCache(SPEC, num_rows=2, max_context=64, device=torch.device("cpu"), dtype=torch.float32)
+    finished(cache, [1, 1, 1], "gone")
+    for number in range(17):
+        assert held(cache, [1, 1, 1]) == 3, number
+        finished(cache, [2 + number % 5, number % 7, 3], f"s{number}")
+    finished(cache, [7, 7, 7], "another")
+    assert held(cache, [1, 1, 1]) == 0
+
+
 def test_a_session_never_takes_the_row_of_another_one() -> None:
     cache = KVCache(SPEC, num_rows=4, max_context=64, device=torch.device("cpu"), dtype=torch.float32)
     finished(cache, [1, 1, 1, 1, 5], "a")

@@ -26,6 +26,8 @@ from tests.support.hosts import HOST_KEY, running_host
 from tests.support.leftovers import processes_with
 
 pytestmark = [pytest.mark.processes, pytest.mark.anyio]
+LEAVE = "setsid sleep {} >/dev/null 2>&1 & until grep -q sleep /proc/$!/comm; do :; done"
+"""Leaves a process in a group of its own, and returns when that has begun."""
 LIMITS = CONTAINER_LIMITS.model_copy(update={"memory_mb": 256, "wall_s": 300.0})
 
 
@@ -150,13 +152,13 @@ async def test_what_a_host_held_is_gone_with_it_and_with_its_run() -> None:
     with running_host() as (url, process):
         async with open_fleet([url], api_key=HOST_KEY, limits=LIMITS) as opened:
             async with opened.workbench() as bench, bench.run() as container:
-                await container.execute(["sh", "-c", "setsid sleep 98761 & setsid sleep 98762 &"])
+                await container.shell(LEAVE.format(98761))
                 assert processes_with("98761")
             assert processes_with("98761") == []
 
             async def play() -> None:
                 async with opened.workbench() as bench, bench.run() as container:
-                    await container.execute(["sh", "-c", "setsid sleep 98763 &"])
+                    await container.shell(LEAVE.format(98763))
                     process.kill()
                     process.wait()
                     await container.shell("echo")

@@ -36,7 +36,7 @@ def run_unittest(root: str, files: "list[str]") -> "dict[str, str]":
     """Return the outcomes by the names that unittest has for tests."""
     found: dict[str, str] = {}
 
-    class Recorder(unittest.TextTestResult):
+    class Recorder(unittest.TestResult):
         def startTest(self, test: "unittest.TestCase") -> None:
             found[test.id()] = "passed"
             super().startTest(test)
@@ -58,8 +58,14 @@ def run_unittest(root: str, files: "list[str]") -> "dict[str, str]":
         loader = unittest.TestLoader()
         sys.path[:] = [top, *(each for each in sys.path if each != top)]
         module = os.path.relpath(os.path.join(folder, name), top)[: -len(".py")].replace("/", ".")
-        suite.addTest(loader.loadTestsFromName(module))
-    unittest.TextTestRunner(resultclass=Recorder, verbosity=0).run(suite)
+        try:
+            suite.addTest(loader.loadTestsFromName(module))
+        except (Exception, SystemExit):  # noqa: BLE001 - a file that cannot be read has no tests, whatever it raises
+            traceback.print_exc()
+    recorder = Recorder()
+    suite.run(recorder)
+    for _, said in [*recorder.errors, *recorder.failures]:
+        sys.stderr.write(said)
     return {name: outcome for name, outcome in found.items() if not name.startswith("unittest.loader.")}
 
 

@@ -136,16 +136,23 @@ async def journal_pauses(graphs: list[TokenGraph]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         files = EpisodeFiles(Path(folder), next_step=1)
         idle = await longest_pause(lambda: anyio.sleep(0.5))
-        for number, graph in enumerate(graphs):
-            episode = Trajectory(
-                episode_id=str(number), task_id="t", turns=tuple(graph.turns), stop_reason=StopReason.COMPLETED
+        ended = [
+            EndedEpisode(
+                trajectory=Trajectory(
+                    episode_id=str(number), task_id="t", turns=tuple(graph.turns), stop_reason=StopReason.COMPLETED
+                ),
+                purpose="training",
+                group=number,
+                step=1,
+                policy_version=1,
+                run_begin_s=0.0,
             )
-            one = EndedEpisode(
-                trajectory=episode, purpose="training", group=number, step=1, policy_version=1, run_begin_s=0.0
-            )
+            for number, graph in enumerate(graphs)
+        ]
+        for one in ended:
             files.put(one)
         busy = await longest_pause(files.flush)
-        record = trajectory_record(one)
+        record = trajectory_record(ended[0])
         spent: list[float] = []
         for _ in range(9):
             began = time.process_time()

@@ -43,8 +43,8 @@ def tree_mask(ends: NDArray[np.int64], device: torch.device) -> BlockMask | None
         return (key <= query) & (query < on_device[key])
 
     return BlockMask.from_kv_blocks(
-        *_listed(partly, device),
-        *_listed(whole, device),
+        *_block_numbers(partly, device),
+        *_block_numbers(whole, device),
         BLOCK_SIZE=BLOCK,
         mask_mod=sees,
         seq_lengths=(len(ends), len(ends)),
@@ -64,7 +64,7 @@ def _compiled() -> Callable[..., object]:
     return torch.compile(flex_attention, dynamic=True)
 
 
-def _listed(chosen: NDArray[np.bool_], device: torch.device) -> tuple[Tensor, Tensor]:
+def _block_numbers(chosen: NDArray[np.bool_], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return how many blocks each row of `chosen` has, [1, 1, blocks], and their numbers first, [1, 1, blocks, blocks]."""
     counts, order = chosen.sum(1), np.argsort(~chosen, axis=1, kind="stable")
     return tuple(torch.from_numpy(one.astype(np.int32)).to(device)[None, None] for one in (counts, order))  # pyright: ignore[reportReturnType]

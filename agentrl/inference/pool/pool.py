@@ -28,9 +28,9 @@ from agentrl.errors import (
 )
 from agentrl.inference.backend import GenerateRequest, Generation
 from agentrl.inference.config import InferenceConfig
+from agentrl.inference.pool.ended_episodes import end_sessions
 from agentrl.inference.pool.failover import Failover
 from agentrl.inference.pool.members import FROZEN_CHECKS, PAUSES, Member, Members, Server, State
-from agentrl.inference.pool.sessions import end_sessions
 from agentrl.inference.pool.transfer import leave_all
 from agentrl.inference.pool.update import CLEANUP_S, Updater
 

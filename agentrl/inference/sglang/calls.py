@@ -25,7 +25,6 @@ from agentrl.concurrency import Deadline
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.sglang.adapter_uses import AdapterUses, NamedAdapter
-from agentrl.inference.sglang.sessions import Sessions
 from agentrl.inference.sglang.transport import Transport
 from agentrl.inference.sglang.wire import GenerateReply, check_request, generate_body, parse_event, parse_reply
 from agentrl.types import Float32Array, Int32Array, StopReason, VersionSpan
@@ -176,6 +175,20 @@ class Assembly:
 
     def _broken(self, got: str) -> ReplyError:
         return ReplyError(f"{self._url}: request {self.request.request_id} got {got}", url=self._url)
+
+
+class Sessions:
+    """The sessions of the episodes at one server, which keeps the cached prefixes of open ones."""
+
+    def __init__(self) -> None:
+        self.supported: bool | None = None
+        """Whether the server has sessions; without them no call names one. None: not known yet."""
+        self._prefix = uuid4().hex[:12]
+        """SGLang never opens a closed session again, and the episodes of another run have the same ids."""
+
+    def of(self, episode_id: str) -> str:
+        """Return the id of an episode's session; empty where the server has none."""
+        return f"{self._prefix}-{episode_id}" if self.supported else ""
 
 
 @dataclass(slots=True, eq=False)

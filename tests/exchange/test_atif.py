@@ -48,7 +48,7 @@ def test_every_sampled_token_is_in_one_step_that_is_no_copied_context(record: di
 @pytest.mark.external
 @given(records())
 def test_the_models_of_the_format_take_every_document(record: dict[str, Any]) -> None:
-    import atif  # of make test-envs
+    import atif  # pyright: ignore[reportMissingImports] - of make test-envs
 
     document = atif.Trajectory.model_validate_json(document_of(record))
     assert document.schema_version == "ATIF-v1.7"

@@ -173,7 +173,7 @@ def do_without_pinned_memory() -> None:
 
         return made
 
-    torch.Tensor.pin_memory = stays
+    setattr(torch.Tensor, "pin_memory", stays)  # noqa: B010 - a type checker compares the signatures
     for name in _MAKES_TENSORS:
         setattr(torch, name, unpinned(getattr(torch, name)))
 

@@ -48,8 +48,8 @@ def eight_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--inference.backend", "sglang", "--inference.device", "cuda:0", "--inference.servers", "8"], MeshShape(dp=1)),
         (["--trainer.parallel.replicate", "auto"], MeshShape(dp=8)),
         (["--trainer.parallel.cp", "auto", "--trainer.parallel.tp", "auto", "--model.path", "unknown"], MeshShape(dp=8)),
-        ([*_LONG, "--trainer.parallel.cp", "auto"], MeshShape(dp=2, cp=4)),
-        ([*_LONG, "--trainer.parallel.cp", "auto", "--trainer.parallel.tp", "auto"], MeshShape(dp=2, cp=4)),
+        ([*_LONG, "--trainer.parallel.cp", "auto"], MeshShape(dp=4, cp=2)),
+        ([*_LONG, "--trainer.parallel.cp", "auto", "--trainer.parallel.tp", "auto"], MeshShape(dp=4, cp=2)),
     ],
 )
 def test_dp_auto_takes_the_gpus_that_servers_and_other_axes_leave(
@@ -161,5 +161,5 @@ def test_an_exchange_may_not_wait_as_long_as_the_call_that_it_is_part_of(dp: int
 def test_deadlines_that_do_not_fit_leave_the_choice_of_the_mesh_as_it_is(eight_gpus: Path) -> None:
     flags = [*_LONG, "--trainer.parallel.cp", "auto", "--trainer.collective_timeout_s", "90000"]
     plan = plan_run(parse_config(GOOD | {"trainer": {"parallel": {"dp": "auto"}}}, flags), eight_gpus)
-    assert plan.run.trainer.parallel.shape == MeshShape(dp=2, cp=4)
+    assert plan.run.trainer.parallel.shape == MeshShape(dp=4, cp=2)
     assert any("collective_timeout_s" in problem for problem in plan.problems)

@@ -12,8 +12,8 @@ compiled.
 matrix, the output head included, and 6 x layers x heads x head size x length for causal attention. An adapter on a frozen
 base needs a third less of the former. What is recomputed is not counted.
 
-In the cases of trees, 8 or 32 samples begin with a common prompt, which is the given part of their tokens. Each is measured
-with prefixes computed once by one kernel (`kernel`), run by run (`runs`), and for each sample anew (`off`).
+In the cases of trees, 8 or 32 samples begin with a common prompt, which is the given part of their tokens. Three ways
+train them: prefixes computed once, by one kernel (`kernel`) or run by run (`runs`), or with each sample (`off`).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ LETTERS = 16
 
 
 class PacedSettings(msgspec.Struct, frozen=True):
-    """What the process is told, as JSON."""
+    """Settings of the process, which it reads as JSON."""
 
     servers: int
     tokens_per_s: float
@@ -135,7 +135,7 @@ class PacedEngine:
         return self._server.busy_s / max(self.last_s - self.first_s, 1e-9)
 
     async def run(self) -> None:
-        """End each request when the curve says so."""
+        """End each request at the time that the curve gives."""
         while True:
             self._advance()
             while (end := self._server.next_end()) is not None and end <= time.monotonic():

@@ -2,7 +2,7 @@
 
 Of others, each step of the agent that is a model call becomes a turn, and what stands between them its messages. Embedded
 trajectories stand before the main one, each a conversation of its own. Token ids are kept where the document has log-probs
-for them; their policy version is 0, as nobody knows it.
+for them; their policy version is 0, because the format has none.
 """
 
 from __future__ import annotations

@@ -321,7 +321,7 @@ async def open_forks(starter: Starter, command: tuple[str, ...], limits: Limits)
 
 
 def supervisor_options(limits: Limits) -> dict[str, Any]:
-    """Return what the supervisor of a session is told of its limits."""
+    """Return the limits of a session in the form that its supervisor reads."""
     return {"limits": process_limits(limits), "output": limits.output_kb * 1024, "cpu_s": limits.cpu_s}
 
 

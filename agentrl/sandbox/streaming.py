@@ -1,7 +1,7 @@
 """A program whose output arrives while it runs.
 
 Invariant: a program ends at its deadline or at the end of the block, whichever comes first. Output over the budget is not
-delivered; it is counted, and the program goes on.
+delivered; it is counted, and the program continues.
 """
 
 from __future__ import annotations

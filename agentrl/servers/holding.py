@@ -1,7 +1,7 @@
 """Things that clients of a server open, use in several requests, and close: each lives in a task of its own.
 
-Invariant: what is open is closed by the task that opened it: when a client asks for it, when nobody has used it for too
-long, and when the server ends. No failure of one ends another.
+Invariant: the task that opens a thing closes it: when a client asks, when no client has used it for too long, and when the
+server ends. No failure of one ends another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Held(Generic[Thing]):
 
 
 class Holding(Generic[Thing]):
-    """Holds open things by names that nobody can guess.
+    """Holds open things under random names of 128 bits.
 
     Args:
         tasks: in which they live.

@@ -1,6 +1,7 @@
 """The way from a container's port to the run that it belongs to: a port of this machine, whose connections the run takes.
 
-Invariant: a connection is given to one web socket, and closed with it. What nobody takes is closed with the container.
+Invariant: each connection goes to one web socket and is closed with it. The end of a container closes those that no web
+socket took.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class PortCarrier:
             connection.has_ended.set()
 
     def close(self) -> None:
-        """Let nobody wait for a connection any more."""
+        """End every wait for a connection."""
         self._came.close()
         self._next.close()
 

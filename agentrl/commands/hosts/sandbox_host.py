@@ -22,7 +22,7 @@ from agentrl.servers.listening import check_address
 from agentrl.servers.sandbox import MAX_LIMITS
 
 _OWN_SHARE = 0.8
-"""The part of the free memory that a host gives, unless it is told how much."""
+"""Share of the free memory that a host gives without `--memory-mb`."""
 
 
 def sandbox_host_command(

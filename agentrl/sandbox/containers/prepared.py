@@ -1,6 +1,6 @@
 """File systems that are prepared once: the next workbench of the same task begins with what the first preparation left.
 
-Invariant: a preparation that failed, or took too long, is not kept; the next one begins anew. Of several workbenches that
+Invariant: a preparation that failed or took too long leaves nothing to the next one. Of several workbenches that
 want the same one, the first prepares and the others wait for it.
 """
 

@@ -1,7 +1,7 @@
 """Programs whose output is read while they run: one is started, then asked for what it wrote since, until its end.
 
-Invariant: a program ends at its deadline, whether anybody asks or not; output over its budget is counted and forgotten, and
-the program goes on.
+Invariant: a program ends at its deadline, whether or not a request comes. Output over its budget is counted and forgotten,
+and the program continues.
 """
 
 from __future__ import annotations

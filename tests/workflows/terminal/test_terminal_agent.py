@@ -144,7 +144,7 @@ async def test_feedback_that_says_nothing_is_counted_and_changes_no_reward(tmp_p
     replies = [*(call("bash", command=script) for script in scripts), "Done."]
     played = await play_async(TerminalAgent, task, replies, workflow_args={**ARGUMENTS, "feedback_weight": 1})
     assert [turn.reward for turn in played.turns] == [1.0, 0.0, 2.0, 0.0, 0.0, None]
-    assert (played.metrics["feedback_missed"], played.final_reward) == (3, 0.0)  # nobody works in a directory that is gone
+    assert (played.metrics["feedback_missed"], played.final_reward) == (3, 0.0)  # the directory is gone
 
 
 @pytest.mark.parametrize(

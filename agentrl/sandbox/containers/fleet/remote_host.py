@@ -136,7 +136,7 @@ class RemoteHost:
         self._has_answered = True
         state = decode_answer(answer, HostState)
         if self.state is not None and self.state.instance != state.instance:
-            self.lose("it was started anew")
+            self.lose("it restarted")
         self.state = state
 
     async def send(self, method: str, path: str, body: bytes, patience_s: float) -> tuple[int, bytes]:

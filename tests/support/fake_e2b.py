@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import secrets
 import struct
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 from aiohttp import web
+from anyio.abc import ByteReceiveStream, Process
 
 from tests.support.fake_roots import copy_image, end, entry
 
@@ -68,24 +67,24 @@ class FakeE2b:
         assert (flags, length) == (0, len(body) - 5)
         process = json.loads(body[5:])["process"]
         words = [*entry(self.folder / "running" / name, {}, process["envs"]), process["cmd"], *process["args"]]
-        child = await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True)
-        self.processes[child.pid] = child
-        (self.folder / "running" / f"{name}.pid").write_text(str(child.pid))
         answer = web.StreamResponse(headers={"Content-Type": "application/connect+json"})
-        await answer.prepare(request)
-        await self.send(answer, {"event": {"start": {"pid": child.pid}}})
-        assert child.stdout is not None
-        assert child.stderr is not None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.copy, answer, "stdout", child.stdout)
-            tasks.start_soon(self.copy, answer, "stderr", child.stderr)
-        code = await child.wait()
+        async with await anyio.open_process(words, start_new_session=True) as child:
+            self.processes[child.pid] = child
+            (self.folder / "running" / f"{name}.pid").write_text(str(child.pid))
+            await answer.prepare(request)
+            await self.send(answer, {"event": {"start": {"pid": child.pid}}})
+            assert child.stdout is not None
+            assert child.stderr is not None
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.copy, answer, "stdout", child.stdout)
+                tasks.start_soon(self.copy, answer, "stderr", child.stderr)
+            code = await child.wait()
         await self.send(answer, {"event": {"end": {"exited": True, "exitCode": code, "status": f"exit status {code}"}}})
         await answer.write(struct.pack(">BI", 2, 2) + b"{}")
         return answer
 
-    async def copy(self, answer: web.StreamResponse, name: str, pipe: asyncio.StreamReader) -> None:
-        while data := await pipe.read(65_536):
+    async def copy(self, answer: web.StreamResponse, name: str, pipe: ByteReceiveStream) -> None:
+        async for data in pipe:
             await self.send(answer, {"event": {"data": {name: base64.b64encode(data).decode()}}})
 
     async def send(self, answer: web.StreamResponse, message: object) -> None:
@@ -96,8 +95,7 @@ class FakeE2b:
         body = await request.json()
         child = self.processes[body["process"]["pid"]]
         assert child.stdin is not None
-        child.stdin.write(base64.b64decode(body["input"]["stdin"]))
-        await child.stdin.drain()
+        await child.stdin.send(base64.b64decode(body["input"]["stdin"]))
         return web.json_response({})
 
 

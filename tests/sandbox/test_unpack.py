@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.containers import open_containers
+from agentrl.sandbox.containers.layer_archive import unpack_layer
+from agentrl.sandbox.containers.services.layer_bytes import names_at_top
 from agentrl.sandbox.containers.unpack import unpack_image
 
 OWN = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "amd64")
@@ -119,6 +121,21 @@ def test_later_layers_replace_and_remove(tmp_path: Path) -> None:
     unpack_image(docker_save(tmp_path / "a.tar", layers), tmp_path / "root")
     assert sorted(path.name for path in (tmp_path / "root" / "d").iterdir()) == ["new"]
     assert (tmp_path / "root" / "f").is_symlink()
+
+
+@pytest.mark.parametrize("name", [".wh.", ".wh..", ".wh...", "d/.wh...", "d/.wh.."])
+def test_a_deletion_that_names_no_file_is_refused_and_deletes_nothing(tmp_path: Path, name: str) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    (images / "other").write_text("kept")
+    bad = layer({"d": None, name: b""})
+    with pytest.raises(ConfigError, match=r"deletes '\.{0,2}'"):
+        unpack_image(docker_save(tmp_path / "a.tar", [bad]), images / "root")
+    with pytest.raises(ConfigError, match=r"deletes '\.{0,2}'"):
+        unpack_layer(bad, images / "layer")
+    with pytest.raises(EnvironmentFault, match=r"deletes '\.{0,2}'"):
+        names_at_top(bad)
+    assert (images / "other").read_text() == "kept"
 
 
 def test_an_image_that_cannot_be_used_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import io
 import os
 import stat
 import tarfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -112,16 +112,12 @@ def unpack_layer(data: bytes, layer: Path) -> None:
         ConfigError: it is no archive of a layer.
     """
     layer.mkdir(mode=0o755)
-    made, modes = {PurePosixPath(".")}, dict[Path, int]()
+    modes: dict[Path, int] = {}
     try:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            for member in archive:
-                path = layer_path(member.name)
-                if path.parent not in made:
-                    raise ConfigError(f"containers: a layer has {member.name!r}, and no directory above it")
+            for member, path in layer_members(archive):
                 _unpack_member(archive, member, layer / path)
                 if member.isdir():
-                    made.add(path)
                     modes[layer / path] = member.mode & _PERMISSIONS
     except tarfile.TarError as error:
         raise ConfigError(f"containers: a layer of a snapshot is no archive: {error}") from None
@@ -129,12 +125,32 @@ def unpack_layer(data: bytes, layer: Path) -> None:
         place.chmod(mode)
 
 
-def layer_path(name: str) -> PurePosixPath:
-    """Return the path of a member of a layer; one that is not relative, or leaves the layer, is a ConfigError."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\0" in name or path == PurePosixPath("."):
-        raise ConfigError(f"containers: a layer has the path {name!r}; expected a relative one without '..'")
-    return path
+def layer_members(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, PurePosixPath]]:
+    """Yield each member of a layer with its path.
+
+    Raises:
+        ConfigError: a path is not relative, leaves the layer, deletes what is no name, or has no directory above it.
+    """
+    folders = {PurePosixPath(".")}
+    for member in archive:
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts or "\0" in member.name or path == PurePosixPath("."):
+            raise ConfigError(f"containers: a layer has the path {member.name!r}; expected a relative one without '..'")
+        if path.parent not in folders:
+            raise ConfigError(f"containers: a layer has {member.name!r}, and no directory above it")
+        if path.name != OPAQUE and path.name.startswith(WHITEOUT):
+            deleted_name(path.name)
+        elif member.isdir():
+            folders.add(path)
+        yield member, path
+
+
+def deleted_name(name: str) -> str:
+    """Return the name of the file that the member `.wh.NAME` deletes; ConfigError: it is the name of no file."""
+    deleted = name.removeprefix(WHITEOUT)
+    if deleted in ("", ".", ".."):
+        raise ConfigError(f"containers: a layer has {name!r}, which deletes {deleted!r}; expected the name of a file")
+    return deleted
 
 
 def _unpack_member(archive: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
@@ -142,7 +158,7 @@ def _unpack_member(archive: tarfile.TarFile, member: tarfile.TarInfo, place: Pat
         os.setxattr(place.parent, _OPAQUE_NAME, b"y")
         return
     if place.name.startswith(WHITEOUT):
-        os.mknod(place.with_name(place.name.removeprefix(WHITEOUT)), stat.S_IFCHR | 0o600, 0)
+        os.mknod(place.with_name(deleted_name(place.name)), stat.S_IFCHR | 0o600, 0)
         return
     if member.isdir():
         place.mkdir(mode=0o700)

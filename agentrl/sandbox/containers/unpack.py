@@ -25,11 +25,10 @@ from typing import Any, Final, cast
 import msgspec
 
 from agentrl.errors import ConfigError
+from agentrl.sandbox.containers.layer_archive import OPAQUE, WHITEOUT, deleted_name
 from agentrl.sandbox.containers.roots import CONTAINER_UID, give_away
 
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
-_WHITEOUT: Final = ".wh."
-_OPAQUE: Final = ".wh..wh..opq"
 _MAX_LINKS: Final = 40
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _Read = Callable[[str], bytes]
@@ -145,12 +144,12 @@ def _extract(layer: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> Non
     parent = _inside(root, path.parent)
     parent.mkdir(parents=True, exist_ok=True)
     place = parent / path.name
-    if path.name == _OPAQUE:
+    if path.name == OPAQUE:
         for each in parent.iterdir():
             _unlink_tree(each)
         return
-    if path.name.startswith(_WHITEOUT):
-        _unlink_tree(parent / path.name.removeprefix(_WHITEOUT))
+    if path.name.startswith(WHITEOUT):
+        _unlink_tree(parent / deleted_name(path.name))
         return
     if member.isdir():
         if place.is_symlink() or (place.exists() and not place.is_dir()):

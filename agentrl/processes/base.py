@@ -34,6 +34,8 @@ PORT_WORD = "{port}"
 """Stands in a command for a free port of the node."""
 RESTART_WINDOW_S = 3600.0
 """Seconds in which the restarts of a process are counted together."""
+RESTARTS = 3
+"""Times within them that a rollout worker, or a host of containers, starts again."""
 STOP_S = 3.0
 """Seconds between SIGTERM and SIGKILL."""
 DRAIN_S = 1.0
@@ -56,7 +58,7 @@ class ProcessSpec:
 
     name: str
     """In messages, such as `trainer rank 3`, `server 1`, `rollout worker 0`."""
-    role: Literal["trainer", "server", "rollout"]
+    role: Literal["trainer", "server", "rollout", "host"]
     """A launcher may place roles on different nodes. A server's standard error joins its standard output."""
     command: tuple[str, ...]
     """The first word `sys.executable` means the Python of the node; `HOST_WORD` and `PORT_WORD` are filled in there."""
@@ -68,6 +70,8 @@ class ProcessSpec:
     """Cores to reserve, where the launcher reserves any."""
     gpus: int = 0
     """GPUs to reserve, where the launcher reserves any; the process then sees only these."""
+    apart: bool = False
+    """Whether no two processes of one start share a node, where the launcher chooses nodes."""
 
     def command_on(self, host: str, port: int, python: str = sys.executable) -> tuple[str, ...]:
         """Return the command as a node runs it.

@@ -203,7 +203,8 @@ class AgentGroup:
     def __init__(self, specs: Sequence[ProcessSpec]) -> None:
         ray = import_ray()
         self._specs = specs
-        self._group = ray.util.placement_group([_bundle(spec) for spec in specs], strategy="PACK")
+        spread = "STRICT_SPREAD" if any(spec.apart for spec in specs) else "PACK"
+        self._group = ray.util.placement_group([_bundle(spec) for spec in specs], strategy=spread)
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         self.agents: list[Any] = [
             ray.remote(NodeAgent)
@@ -364,6 +365,12 @@ async def node_hosts() -> dict[str, str]:
     nodes: list[dict[str, Any]] = await anyio.to_thread.run_sync(import_ray().nodes)
     addresses = sorted({str(node["NodeManagerAddress"]) for node in nodes if node["Alive"]})
     return {f"node {address}": host for address, host in (await reachable_hosts(addresses)).items()}
+
+
+async def num_nodes() -> int:
+    """Return the number of nodes on which a process that takes a core can start."""
+    nodes: list[dict[str, Any]] = await anyio.to_thread.run_sync(import_ray().nodes)
+    return sum(bool(node["Alive"]) and node["Resources"].get("CPU", 0) >= 1 for node in nodes)
 
 
 def order_by_node(specs: Sequence[ProcessSpec], places: Sequence[AgentPlace]) -> list[int]:

@@ -235,3 +235,8 @@ async def test_a_thousand_environments_are_in_flight_over_hosts_and_none_is_over
             await all_open.wait()
             assert [host.num_placed for host in fleet.hosts] == [100, 400, 500]
         assert [host.num_placed for host in fleet.hosts] == [0, 0, 0]
+
+
+def test_nodes_without_the_backend_ray_are_refused() -> None:
+    with pytest.raises(ConfigError, match="nodes and address: the backend bubblewrap has none"):
+        read_containers_config({"nodes": 3})

@@ -23,7 +23,7 @@ from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, LaunchError, RolloutWorkerDied, RunStopped, WorkflowError
 from agentrl.inference.backend import Backend
-from agentrl.processes.base import RESTART_WINDOW_S, Launcher, ProcessSpec, module_path
+from agentrl.processes.base import RESTART_WINDOW_S, RESTARTS, Launcher, ProcessSpec, module_path
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.link import Link
 from agentrl.processes.meeting import check_reachable
@@ -42,8 +42,6 @@ StartWorker: TypeAlias = Callable[[str, Path], AbstractAsyncContextManager[Link]
 OpenNodes: TypeAlias = Callable[[], AbstractAsyncContextManager[StartWorker]]
 logger = logging.getLogger(__name__)
 
-RESTARTS = 3
-"""Times within `RESTART_WINDOW_S` that each worker is started again."""
 WORKER_START_S = 300.0
 """Seconds that a worker has to import the workflow and to load the tokenizer."""
 

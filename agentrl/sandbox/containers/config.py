@@ -26,10 +26,14 @@ from agentrl.sandbox.types import Limits
 class ContainersConfig(Config):
     """Where containers run."""
 
-    backend: Literal["bubblewrap", "hosts", "docker", "podman", "kubernetes", "e2b"] = "bubblewrap"
-    """`bubblewrap` is this machine, `hosts` others; the rest are services by their command or API."""
+    backend: Literal["bubblewrap", "hosts", "ray", "docker", "podman", "kubernetes", "e2b"] = "bubblewrap"
+    """`bubblewrap`: this machine. `hosts`: others. `ray`: the nodes of a cluster. The rest are services."""
     hosts: tuple[str, ...] = ()
     """hosts: addresses of `agentrl sandbox-host`, such as `http://10.0.0.7:8710`."""
+    address: str | None = None
+    """ray: of the cluster, such as `10.0.0.1:6379`; None: that of the run, else $RAY_ADDRESS, else one on this machine."""
+    nodes: int | None = Field(default=None, ge=1)
+    """ray: how many nodes hold containers; None: all that are there at the start."""
     api_key_env: str | None = None
     """hosts, e2b: the environment variable that holds the key."""
     image: str | None = None
@@ -60,7 +64,9 @@ class ContainersConfig(Config):
     def _check_hosts(self) -> Self:
         if (self.backend == "hosts") != bool(self.hosts):
             raise ValueError(f"hosts: expected addresses with the backend hosts and none with others, got {self.hosts!r}")
-        if self.image is None and self.backend not in ("bubblewrap", "hosts"):
+        if self.backend != "ray" and (self.nodes is not None or self.address is not None):
+            raise ValueError(f"nodes and address: the backend {self.backend} has none; they are for the backend ray")
+        if self.image is None and self.backend not in ("bubblewrap", "hosts", "ray"):
             raise ValueError(f"image: the backend {self.backend} needs one for tasks that name none")
         if self.api_key_env is None and self.backend == "e2b":
             raise ValueError("api_key_env: the backend e2b needs the name of the variable that holds its key")
@@ -106,6 +112,19 @@ async def open_chosen_containers(
             opened = open_fleet(
                 config.hosts,
                 api_key=config.key(),
+                images=images,
+                limits=limits,
+                max_open=max_open,
+                max_starting=config.max_starting,
+            )
+            yield await stack.enter_async_context(opened)
+        elif config.backend == "ray":
+            from agentrl.processes.config import ClusterConfig
+            from agentrl.sandbox.containers.fleet.ray_hosts import open_ray_fleet
+
+            opened = open_ray_fleet(
+                ClusterConfig(launcher="ray", address=config.address),
+                nodes=config.nodes,
                 images=images,
                 limits=limits,
                 max_open=max_open,

@@ -117,6 +117,11 @@ class RemoteHost:
             "it, whose episodes fail and run again on other hosts"
         )
 
+    def move(self, url: str) -> None:
+        """Look for the host at another address from now on: it has started again there."""
+        self.lose(f"it starts again at {url}")
+        self.url = url.rstrip("/")
+
     async def beat(self) -> None:
         """Ask for its state, which tells it that this run lives; a host that does not answer is gone."""
         body = msgspec.json.encode(StateBody(client=self.client))

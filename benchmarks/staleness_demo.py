@@ -43,6 +43,7 @@ DEMO_RATES = (4e-4, 1.6e-3)
 GROUPS, MEMBERS = 6, 8
 EVALUATED = 256
 PATIENCE_S = 3600
+RUNS_PER_PROCESS = 25
 WINDOW = 5
 """Steps over which the success of a curve is averaged."""
 
@@ -77,18 +78,21 @@ def measured(
     left = [cell for cell in cells if tuple(asdict(cell).values()) not in done]
     for seed in sorted({cell.seed for cell in left}):
         _student(students, seed)
-    started = time.perf_counter()
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=50) as pool, ExitStack() as stack:
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # an error must not wait for all other runs
-        cell_of = {pool.submit(_run, cell, students): cell for cell in left}
-        for count, future in enumerate(as_completed(cell_of), 1):
-            try:
-                record(future.result())
-            except AgentRLError as error:  # the next start of the benchmark tries it again
-                print(f"demo: {cell_of[future]} ended with {type(error).__name__}: {error}", flush=True)
-            minutes = (time.perf_counter() - started) / count * (len(left) - count) / 60
-            print(f"demo: {count} of {len(left)} runs, about {minutes:.0f} minutes left", flush=True)
+    started, count = time.perf_counter(), 0
+    context, part = multiprocessing.get_context("spawn"), RUNS_PER_PROCESS * processes
+    for first in range(0, len(left), part):
+        # New processes for each part: runs leave memory behind, and an executor that renews its own may wait for ever.
+        with ProcessPoolExecutor(processes, mp_context=context) as pool, ExitStack() as stack:
+            stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # an error must not wait for all other runs
+            cell_of = {pool.submit(_run, cell, students): cell for cell in left[first : first + part]}
+            for future in as_completed(cell_of):
+                count += 1
+                try:
+                    record(future.result())
+                except AgentRLError as error:  # the next start of the benchmark tries it again
+                    print(f"demo: {cell_of[future]} ended with {type(error).__name__}: {error}", flush=True)
+                minutes = (time.perf_counter() - started) / count * (len(left) - count) / 60
+                print(f"demo: {count} of {len(left)} runs, about {minutes:.0f} minutes left", flush=True)
 
 
 def _student(students: Path, seed: int) -> Path:

@@ -99,18 +99,25 @@ class DockerBox(PipedBox):
 
 
 class DockerStarter:
-    """Starts containers, with the words of `arguments` and the further files `own_files` in `/run/agentrl`."""
+    """Starts containers, with the words of `arguments` and the further files `own_files` in `/run/agentrl`.
+
+    A starter with a `name` gives it to its container, and starts one at a time.
+    """
 
     def __init__(
-        self, docker: Docker, arguments: DockerWords = docker_arguments, own_files: Mapping[str, bytes] | None = None
+        self,
+        docker: Docker,
+        arguments: DockerWords = docker_arguments,
+        own_files: Mapping[str, bytes] | None = None,
+        name: str | None = None,
     ) -> None:
-        self._docker, self._arguments, self._own_files = docker, arguments, dict(own_files or {})
+        self._docker, self._arguments, self._own_files, self._name = docker, arguments, dict(own_files or {}), name
 
     @asynccontextmanager
     async def start(self, program: Program, limits: Limits, *, use: Use = "program") -> AsyncGenerator[DockerBox]:
         """Start `program` in a container, yield it, and remove it when the block ends."""
         del use
-        name = f"agentrl-{secrets.token_hex(8)}"
+        name = self._name or container_name()
         with TemporaryDirectory(prefix="agentrl-docker-") as folder:
             _fill(Path(folder), program, self._own_files)
             command = self._arguments(self._docker, program, limits, name=name, folder=folder)
@@ -125,6 +132,11 @@ class DockerStarter:
             finally:
                 await box.kill()
                 process.close()
+
+
+def container_name() -> str:
+    """Return a name that no other container has."""
+    return f"agentrl-{secrets.token_hex(8)}"
 
 
 def _fill(folder: Path, program: Program, own_files: Mapping[str, bytes]) -> None:

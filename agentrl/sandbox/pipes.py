@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import anyio
+
+from agentrl.concurrency import task_group
 
 PIPE_BYTES = 65_536
 _RESTORED: Final = frozenset((13, 25, 32, 33))
@@ -168,6 +170,46 @@ class PipedProcess:
         ended, self._ended = self._ended, -1
         if ended >= 0:
             os.close(ended)
+
+
+class ProcessPipe:
+    """The standard input and output of a process as one."""
+
+    def __init__(self, process: PipedProcess) -> None:
+        self._process = process
+
+    async def send(self, data: bytes) -> None:
+        """Write all of `data`; a process that reads no more is a BrokenPipeError."""
+        await self._process.stdin.send(data)
+
+    async def receive(self) -> bytes:
+        """Return the next bytes, or none at the end."""
+        return await self._process.stdout.receive()
+
+
+@asynccontextmanager
+async def process_pipe(command: Sequence[str], *, environment: Mapping[str, str]) -> AsyncGenerator[ProcessPipe]:
+    """Start a process, yield the way to it, and kill it at the block's end; what it says on standard error is not kept.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+    process = PipedProcess(command, environment=environment)
+    try:
+        async with task_group() as tasks:
+            tasks.start_soon(_forget, process.stderr)
+            yield ProcessPipe(process)
+            tasks.cancel_scope.cancel()
+    finally:
+        process.kill()
+        with anyio.CancelScope(shield=True):
+            await process.wait()
+        process.close()
+
+
+async def _forget(reader: PipeReader) -> None:
+    while await reader.receive():
+        pass
 
 
 class PipedBox:

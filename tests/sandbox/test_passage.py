@@ -3,57 +3,18 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from typing import NamedTuple
 
 import anyio
 import pytest
-from anyio.abc import SocketStream
 
 from agentrl.errors import ConfigError
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.docker import Docker, DockerStarter
 from agentrl.sandbox.passage import MAX_CARRIED
 from agentrl.sandbox.types import Limits, Program
+from tests.support.echo import ASK, echo
 
 DEADLINE_S = 300
-ASK = """
-import socket, sys
-def ask(port, said, timeout=100):
-    with socket.create_connection(("127.0.0.1", port), timeout) as made:
-        made.sendall(said)
-        made.shutdown(socket.SHUT_WR)
-        heard = b""
-        while piece := made.recv(65536):
-            heard += piece
-        return heard
-"""
-
-
-class Served(NamedTuple):
-    """A server of this machine that says what it hears, and ends."""
-
-    port: int
-    connected: list[int]
-    """One entry for each connection that is open."""
-
-
-@asynccontextmanager
-async def echo() -> AsyncGenerator[Served]:
-    connected: list[int] = []
-
-    async def answer(stream: SocketStream) -> None:
-        connected.append(1)
-        async with stream:
-            async for data in stream:
-                await stream.send(data)
-        connected.pop()
-
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, answer)
-        yield Served(listener.extra(anyio.abc.SocketAttribute.local_port), connected)
-        tasks.cancel_scope.cancel()
 
 
 async def test_programs_reach_the_port_and_no_other_and_so_does_their_shell(sandbox: BoxSandbox) -> None:

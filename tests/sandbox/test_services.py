@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 
 from agentrl.errors import ConfigError, EnvironmentFault
@@ -20,6 +21,7 @@ from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
 from agentrl.sandbox.containers.services.docker_service import container_arguments
 from agentrl.sandbox.docker import Docker
 from agentrl.sandbox.types import Program
+from tests.support.echo import ASK, echo
 from tests.support.fake_e2b import serving_e2b
 from tests.support.fake_roots import make_image
 from tests.support.sandboxes import usable_host
@@ -173,3 +175,41 @@ async def test_the_real_command_runs_containers(name: str) -> None:
         async with bench.run() as container:
             await container.shell("echo 42 > /answer")
         assert await bench.read("/answer") == b"42\n"
+
+
+@pytest.mark.parametrize("name", ["docker", "kubernetes", "e2b"])
+async def test_programs_of_a_service_reach_the_port_and_no_other(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with echo() as served, opened(name, tmp_path, monkeypatch) as containers, containers.workbench() as bench:
+        async with bench.run(port=(8123, served.port)) as container:
+            long = await container.execute(
+                ["python3", "-c", f"{ASK}\nassert ask(8123, b'x' * 3_000_000) == b'x' * 3_000_000"], timeout_s=100
+            )
+            assert long.is_success, long.text
+            shell = await container.shell("exec 5<>/dev/tcp/127.0.0.1/8123; echo hello >&5; head -1 <&5; exec 5>&-")
+            assert shell.stdout == b"hello\n"
+            assert not (await container.shell(f": <>/dev/tcp/127.0.0.1/{served.port}")).is_success
+            await container.shell("(exec 5<>/dev/tcp/127.0.0.1/8123; exec sleep 1000) >/dev/null 2>&1 &")
+            while not served.connected:  # noqa: ASYNC110 - the server tells nobody
+                await anyio.sleep(0.01)
+        while served.connected:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        assert await bench.changed() == []
+
+
+async def test_an_agent_that_ends_the_relay_loses_its_own_way_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with echo() as served, opened("kubernetes", tmp_path, monkeypatch) as containers, containers.workbench() as bench:
+        async with bench.run(port=(8123, served.port)) as container:
+            ended = await container.shell(
+                "pkill -9 -f selectors; sleep 0.1; echo on > /app/made; : <>/dev/tcp/127.0.0.1/8123"
+            )
+            assert not ended.is_success
+        assert await bench.changed() == ["/app"]
+
+
+async def test_an_environment_without_a_free_port_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened("kubernetes", tmp_path, monkeypatch) as containers, containers.workbench() as bench:
+        with pytest.raises(EnvironmentFault, match="the relay of port 99999 does not start"):
+            async with bench.run(port=(99_999, 80)):
+                pass

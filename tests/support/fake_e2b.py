@@ -6,6 +6,7 @@ import base64
 import json
 import secrets
 import struct
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ import anyio
 from aiohttp import web
 from anyio.abc import ByteReceiveStream, Process
 
+from tests.support import fake_roots
 from tests.support.fake_roots import copy_image, end, entry
 
 
@@ -44,6 +46,7 @@ class FakeE2b:
         if not (self.folder / "images" / asked["templateID"]).is_dir():
             return web.json_response({"code": 404, "message": f"template '{asked['templateID']}' not found"}, status=404)
         copy_image(self.folder, asked["templateID"], name)
+        await anyio.run_process([sys.executable, fake_roots.__file__, "hold", str(self.folder), name])
         self.tokens[name] = secrets.token_hex(8)
         made = {"templateID": asked["templateID"], "sandboxID": name, "clientID": "c", "envdVersion": "0.4.0"}
         return web.json_response({**made, "envdAccessToken": self.tokens[name], "domain": "e2b.app"}, status=201)
@@ -66,11 +69,11 @@ class FakeE2b:
         flags, length = struct.unpack(">BI", body[:5])
         assert (flags, length) == (0, len(body) - 5)
         process = json.loads(body[5:])["process"]
-        words = [*entry(self.folder / "running" / name, {}, process["envs"]), process["cmd"], *process["args"]]
+        variables = {"PATH": "/usr/bin:/bin", **process["envs"]}
+        words = [*entry(self.folder, name, variables), process["cmd"], *process["args"]]
         answer = web.StreamResponse(headers={"Content-Type": "application/connect+json"})
         async with await anyio.open_process(words, start_new_session=True) as child:
             self.processes[child.pid] = child
-            (self.folder / "running" / f"{name}.pid").write_text(str(child.pid))
             await answer.prepare(request)
             await self.send(answer, {"event": {"start": {"pid": child.pid}}})
             assert child.stdout is not None

@@ -1,7 +1,8 @@
-"""Environments for stand-ins of docker, kubectl and E2B: copies of a root, entered by bubblewrap.
+"""Environments for stand-ins of docker, kubectl and E2B: copies of a root in bubblewrap, whose namespaces others enter.
 
 `python fake_roots.py docker|kubectl FOLDER WORDS...` is the stand-in for the command. FOLDER holds its images, the copies of
-running environments, and `calls.jsonl`. It understands the words that agentrl writes, and fails on any other.
+running environments, and `calls.jsonl`. It understands the words that agentrl writes, and fails on any other. `python
+fake_roots.py hold FOLDER NAME` starts an environment.
 """
 
 from __future__ import annotations
@@ -51,26 +52,36 @@ def copy_image(folder: Path, image: str, name: str) -> Path:
     return root
 
 
-def entry(root: Path, mounts: dict[str, str], variables: dict[str, str], *, is_first: bool = False) -> list[str]:
-    """Return the words before a command that runs it in a root, where it may be the first process of all."""
+def first_words(root: Path, mounts: dict[str, str], variables: dict[str, str]) -> list[str]:
+    """Return the words before the command that is the first process of an environment."""
     words = ["bwrap", "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--uid", "0", "--gid", "0"]
-    words += [
-        "--die-with-parent",
-        *(["--as-pid-1"] if is_first else []),
-        "--clearenv",
-        "--bind",
-        str(root),
-        "/",
-        "--ro-bind",
-        "/usr",
-        "/usr",
-    ]
+    words += ["--as-pid-1", "--clearenv", "--bind", str(root), "/", "--ro-bind", "/usr", "/usr"]
     words += ["--proc", "/proc", "--dev", "/dev"]
     for inner, outer in mounts.items():
         words += ["--ro-bind", outer, inner]
     for name, value in variables.items():
         words += ["--setenv", name, value]
     return [*words, "--chdir", "/"]
+
+
+def hold(folder: Path, name: str) -> None:
+    """Start an environment that does nothing until `end`, and return when others can enter it."""
+    root = folder / "running" / name
+    words = [*first_words(root, {}, {"PATH": "/usr/bin:/bin"}), "sh", "-c", "echo here; exec sleep infinity >/dev/null"]
+    nothing = subprocess.DEVNULL
+    child = subprocess.Popen(words, start_new_session=True, stdin=nothing, stdout=subprocess.PIPE, stderr=nothing)
+    assert child.stdout is not None
+    with child.stdout:
+        assert child.stdout.readline() == b"here\n"
+    (folder / "running" / f"{name}.pid").write_text(str(child.pid))
+
+
+def entry(folder: Path, name: str, variables: dict[str, str]) -> list[str]:
+    """Return the words before a command that is a further process of an environment."""
+    outer = (folder / "running" / f"{name}.pid").read_text()
+    first = Path("/proc", outer, "task", outer, "children").read_text().split()[0]
+    words = ["nsenter", "--target", first, "--user", "--mount", "--net", "--ipc", "--pid", "--preserve-credentials"]
+    return [*words, "--wd=/", "--", "env", "-i", *(f"{key}={value}" for key, value in variables.items())]
 
 
 def docker(folder: Path, words: list[str]) -> int:
@@ -83,6 +94,10 @@ def docker(folder: Path, words: list[str]) -> int:
         return 1
     if verb in ("version", "image"):
         return 0
+    if verb == "exec":
+        assert words.pop(0) == "--interactive"
+        name, *command = words
+        return subprocess.call([*entry(folder, name, {"PATH": "/usr/bin:/bin"}), *command])
     assert verb == "run", verb
     given: dict[str, list[str]] = {}
     while words[0].startswith("--"):
@@ -95,7 +110,7 @@ def docker(folder: Path, words: list[str]) -> int:
     parts = [dict(pair.split("=", 1) for pair in mount.split(",") if "=" in pair) for mount in given["--mount"]]
     variables = dict(pair.split("=", 1) for pair in given["--env"])
     root = copy_image(folder, image, name)
-    inside = entry(root, {part["target"]: part["source"] for part in parts}, variables, is_first=True)
+    inside = first_words(root, {part["target"]: part["source"] for part in parts}, variables)
     code = play(folder, name, [*inside, given["--entrypoint"][0], *command])
     shutil.rmtree(root, ignore_errors=True)
     return code
@@ -123,14 +138,16 @@ def kubectl(folder: Path, words: list[str]) -> int:
         asked = json.load(sys.stdin)
         with (folder / "calls.jsonl").open("a") as calls:
             calls.write(json.dumps(asked) + "\n")
-        copy_image(folder, asked["spec"]["podTemplate"]["spec"]["containers"][0]["image"], asked["metadata"]["name"])
+        name = asked["metadata"]["name"]
+        copy_image(folder, asked["spec"]["podTemplate"]["spec"]["containers"][0]["image"], name)
+        hold(folder, name)
         return 0
     if verb == "wait":
         name = words[1].rpartition("/")[2]
         return 0 if (folder / "running" / name).is_dir() else 1
     if verb == "exec":
         name, command = words[1], words[words.index("--") + 1 :]
-        return play(folder, name, [*entry(folder / "running" / name, {}, {"PATH": "/usr/bin:/bin"}), *command])
+        return subprocess.call([*entry(folder, name, {"PATH": "/usr/bin:/bin"}), *command])
     if verb == "delete":
         end(folder, words[1])
         return 0
@@ -144,4 +161,6 @@ def kubectl(folder: Path, words: list[str]) -> int:
 
 if __name__ == "__main__":
     kind, place, *rest = sys.argv[1:]
+    if kind == "hold":
+        raise SystemExit(hold(Path(place), *rest))
     raise SystemExit({"docker": docker, "kubectl": kubectl}[kind](Path(place), rest))

@@ -13,6 +13,7 @@ _SOURCES: Final = {
     "program": (),
     "session": ("supervisor.py", "interpreter.py", "capture.py", "streams.py", "changes.py"),
     "forks": ("programs.py", "forks.py", "capture.py"),
+    "relay": ("relay.py",),
 }
 
 

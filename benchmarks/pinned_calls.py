@@ -1,6 +1,6 @@
 """What it saves that running calls keep their adapter at an update (`inference.pause_mode: pinned`).
 
-Run: `python -m benchmarks.pinned_calls` (not timed). `--quick` takes half of the calls and one round, and
+Run: `python -m benchmarks.pinned_calls` (80 seconds on idle cores). `--quick` takes half of the calls and one round, and
 writes nothing. It prints a table, and overwrites benchmarks/results/pinned_calls.json.
 
 An embedded engine of 5 million parameters, in this process and behind its own HTTP, answers `CALLS` calls, and takes

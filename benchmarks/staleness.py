@@ -1,6 +1,6 @@
 """What stale data do to six losses: on small policies, and on the smallest demo with a real model.
 
-Run: `python -m benchmarks.staleness` (`--tiers table` about five minutes of one core; nobody timed the demo tier). It prints
+Run: `python -m benchmarks.staleness` (`--tiers table` about five minutes of one core, the demo tier 50 of two). It prints
 its progress and tables, and writes benchmarks/results/staleness.json, from which `python -m docs.figures.staleness` draws.
 What this file has is not measured again; `--again` measures all.
 

@@ -54,8 +54,9 @@ async def test_many_runs_leave_nothing_behind(sandbox: BoxSandbox) -> None:
     async with anyio.create_task_group() as tasks:
         for _ in range(60):
             tasks.start_soon(pool.run, python_program(source, arguments=(token,)))
-    assert len(os.listdir("/proc/self/fd")) <= before
-    assert processes_with(token) == []
+    with anyio.fail_after(300):  # on a busy machine the kernel takes a while to end the last ones
+        while len(os.listdir("/proc/self/fd")) > before or processes_with(token):  # noqa: ASYNC110
+            await anyio.sleep(0.05)
 
 
 async def test_a_run_file_opens_the_sandbox_that_it_names(sandbox: BoxSandbox) -> None:

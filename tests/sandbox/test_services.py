@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from agentrl.sandbox.types import Program
 from tests.support.echo import ASK, echo
 from tests.support.fake_e2b import serving_e2b
 from tests.support.fake_roots import make_image
+from tests.support.leftovers import processes_with
 from tests.support.sandboxes import usable_host
 
 pytestmark = [pytest.mark.processes, pytest.mark.anyio]
@@ -31,6 +32,7 @@ FAKE = Path(__file__).parents[1] / "support" / "fake_roots.py"
 LIMITS = CONTAINER_LIMITS.model_copy(update={"wall_s": 120.0})
 SERVICES = ("docker", "podman", "kubernetes", "e2b")
 IMAGE = "debian:12"
+PATIENCE_S = 300
 
 
 @pytest.fixture
@@ -181,31 +183,59 @@ async def test_the_real_command_runs_containers(name: str) -> None:
 async def test_programs_of_a_service_reach_the_port_and_no_other(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with echo() as served, opened(name, tmp_path, monkeypatch) as containers, containers.workbench() as bench:
-        async with bench.run(port=(8123, served.port)) as container:
-            long = await container.execute(
-                ["python3", "-c", f"{ASK}\nassert ask(8123, b'x' * 3_000_000) == b'x' * 3_000_000"], timeout_s=100
-            )
-            assert long.is_success, long.text
-            shell = await container.shell("exec 5<>/dev/tcp/127.0.0.1/8123; echo hello >&5; head -1 <&5; exec 5>&-")
-            assert shell.stdout == b"hello\n"
-            assert not (await container.shell(f": <>/dev/tcp/127.0.0.1/{served.port}")).is_success
-            await container.shell("(exec 5<>/dev/tcp/127.0.0.1/8123; exec sleep 1000) >/dev/null 2>&1 &")
-            while not served.connected:  # noqa: ASYNC110 - the server tells nobody
-                await anyio.sleep(0.01)
-        while served.connected:  # noqa: ASYNC110
-            await anyio.sleep(0.01)
-        assert await bench.changed() == []
+    with anyio.fail_after(PATIENCE_S):
+        async with echo() as served, opened(name, tmp_path, monkeypatch) as containers, containers.workbench() as bench:
+            async with bench.run(port=(8123, served.port)) as container:
+                program = f"{ASK}\nassert ask(8123, b'x' * 3_000_000) == b'x' * 3_000_000"
+                long = await container.execute(["python3", "-c", program], timeout_s=100)
+                assert long.is_success, long.text
+                shell = await container.shell("exec 5<>/dev/tcp/127.0.0.1/8123; echo hello >&5; head -1 <&5; exec 5>&-")
+                assert shell.stdout == b"hello\n"
+                assert not (await container.shell(f": <>/dev/tcp/127.0.0.1/{served.port}")).is_success
+                await container.shell("(exec 5<>/dev/tcp/127.0.0.1/8123; exec sleep 1000) >/dev/null 2>&1 &")
+                await until(lambda: bool(served.connected))
+            await until(lambda: not served.connected)
+            assert await bench.changed() == []
 
 
-async def test_an_agent_that_ends_the_relay_loses_its_own_way_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with echo() as served, opened("kubernetes", tmp_path, monkeypatch) as containers, containers.workbench() as bench:
-        async with bench.run(port=(8123, served.port)) as container:
-            ended = await container.shell(
-                "pkill -9 -f selectors; sleep 0.1; echo on > /app/made; : <>/dev/tcp/127.0.0.1/8123"
-            )
-            assert not ended.is_success
-        assert await bench.changed() == ["/app"]
+@pytest.mark.parametrize("name", ["kubernetes", "e2b"])
+async def test_an_agent_that_ends_the_relay_loses_its_own_way_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with anyio.fail_after(PATIENCE_S):
+        async with echo() as served, opened(name, tmp_path, monkeypatch) as containers, containers.workbench() as bench:
+            async with bench.run(port=(8123, served.port)) as container:
+                await container.shell("exec 5<>/dev/tcp/127.0.0.1/8123; (while echo more >&5; do :; done) >/dev/null 2>&1 &")
+                await until(lambda: bool(served.connected))
+                killed = await container.shell("pkill -9 -f selectors; while pgrep -f selectors >/dev/null; do :; done")
+                assert killed.is_success, killed.text
+                assert not (await container.shell("echo on > /app/made; : <>/dev/tcp/127.0.0.1/8123")).is_success
+                await until(lambda: not served.connected)
+            assert await bench.changed() == ["/app"]
+
+
+async def test_a_supervisor_that_ends_between_two_calls_is_the_agents_doing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with anyio.fail_after(PATIENCE_S):
+        async with opened("e2b", tmp_path, monkeypatch) as containers, containers.workbench() as bench:
+            async with bench.run() as container:
+                await container.shell("(while [ -d /app ]; do :; done; kill -9 -1) >/dev/null 2>&1 & sleep 1000 &")
+                root = next((tmp_path / "running").glob("*/app"))
+                sleeping = processes_with("sleep 1000")
+                root.rmdir()
+                await until(lambda: len(processes_with("sleep 1000")) < len(sleeping))
+                result = await container.shell("true")
+                assert (result.ended, result.state_lost) == (Ending.KILLED, True)
+            assert await bench.changed() == []
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "e2b"])
+async def test_an_error_of_the_caller_stays_what_it_is(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(name, tmp_path, monkeypatch) as containers, containers.workbench() as bench:
+        with pytest.raises(FileNotFoundError, match="mine"):
+            async with bench.run(port=(8123, 80)):
+                raise FileNotFoundError("mine")
 
 
 async def test_an_environment_without_a_free_port_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,3 +243,8 @@ async def test_an_environment_without_a_free_port_is_a_fault(tmp_path: Path, mon
         with pytest.raises(EnvironmentFault, match="the relay of port 99999 does not start"):
             async with bench.run(port=(99_999, 80)):
                 pass
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110 - nobody tells
+        await anyio.sleep(0.01)

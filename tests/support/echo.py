@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 import anyio
@@ -36,10 +36,13 @@ async def echo() -> AsyncGenerator[Served]:
 
     async def answer(stream: SocketStream) -> None:
         connected.append(1)
-        async with stream:
-            async for data in stream:
-                await stream.send(data)
-        connected.pop()
+        try:
+            async with stream:
+                with suppress(anyio.BrokenResourceError):  # the other end has gone
+                    async for data in stream:
+                        await stream.send(data)
+        finally:
+            connected.pop()
 
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, answer)

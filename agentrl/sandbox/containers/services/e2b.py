@@ -13,7 +13,7 @@ import errno
 import json
 import struct
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, cast
 
@@ -37,6 +37,8 @@ _INPUT_BYTES: Final = 1 << 20
 """Of the supervisor's input in one request."""
 _AS_ROOT: Final = "Basic " + base64.b64encode(b"root:").decode()
 _PYTHON: Final = ("python3", "-I", "-S", "-B", "-c")
+_NEWS_S: Final = 5.0
+"""Seconds for the news of an end to come, after a process took no input."""
 _LAST: Final = 2
 """The flag of the last message of a stream."""
 _MAX_MESSAGE: Final = 1 << 28
@@ -152,6 +154,7 @@ class E2bProcess:
         self._said = bytearray()
         self._output, self._pieces = anyio.create_memory_object_stream[bytes](1)
         self._has_started = anyio.Event()
+        self._has_ended = anyio.Event()
 
     @property
     def said(self) -> str:
@@ -159,14 +162,21 @@ class E2bProcess:
         return self._said.decode(errors="replace").strip()
 
     async def send(self, data: bytes) -> None:
-        """Write to its standard input, once it runs; one that has ended is a BrokenPipeError."""
+        """Write to its standard input, once it runs; one that has ended is a BrokenPipeError.
+
+        Raises:
+            EnvironmentFault: the service does not take it although the process runs.
+        """
         await self._has_started.wait()
-        if not self._pid:
-            raise BrokenPipeError(errno.EPIPE, "the process does not start")
+        if self._has_ended.is_set():
+            raise BrokenPipeError(errno.EPIPE, "the process has ended")
         try:
             await self._envd.send_input(self._pid, data)
-        except aiohttp.ClientError as error:
-            raise BrokenPipeError(errno.EPIPE, f"{type(error).__name__}: {error}") from error
+        except (aiohttp.ClientError, EnvironmentFault) as error:
+            with anyio.move_on_after(_NEWS_S):  # its end may be on its way
+                await self._has_ended.wait()
+                raise BrokenPipeError(errno.EPIPE, "the process has ended") from error
+            raise EnvironmentFault(f"containers: {self._envd.url}: {type(error).__name__}: {error}") from error
 
     async def receive(self) -> bytes:
         """Return the next bytes of its standard output, or none at the end."""
@@ -189,6 +199,7 @@ class E2bProcess:
             except (aiohttp.ClientError, EOFError, OSError) as error:
                 self._said += f"{type(error).__name__}: {error}".encode()
             finally:
+                self._has_ended.set()
                 self._has_started.set()
 
     async def _take(self, event: dict[str, Any]) -> bool:
@@ -231,10 +242,9 @@ class E2bSupervisor:
         reply = None
         try:
             with anyio.move_on_after(timeout_s) as patience:
-                await self._process.send(struct.pack(">I", len(request)) + request)
-                reply = await self._reply()
-        except OSError as error:
-            raise EnvironmentFault(f"containers: a sandbox of E2B does not answer: {error}") from error
+                with suppress(BrokenPipeError):
+                    await self._process.send(struct.pack(">I", len(request)) + request)
+                    reply = await self._reply()
         finally:
             self._is_open = reply is not None
         if patience.cancelled_caught:
@@ -255,15 +265,16 @@ class E2bSupervisor:
 async def _process_there(envd: _Envd, argv: list[str], environment: Mapping[str, str]) -> AsyncGenerator[E2bProcess]:
     """Start a process in a sandbox and yield it; it ends with its standard input, or with the sandbox."""
     process = E2bProcess(envd)
-    try:
-        async with envd.started(argv, environment) as messages, task_group() as tasks:
-            tasks.start_soon(process.read, messages)
-            yield process
-            tasks.cancel_scope.cancel()
-    except (aiohttp.ClientError, OSError) as error:
-        raise EnvironmentFault(f"containers: {envd.url}: {type(error).__name__}: {error}") from error
-    finally:
-        process.close()
+    async with AsyncExitStack() as stack:
+        stack.callback(process.close)
+        try:
+            messages = await stack.enter_async_context(envd.started(argv, environment))
+        except (aiohttp.ClientError, OSError) as error:
+            raise EnvironmentFault(f"containers: {envd.url}: {type(error).__name__}: {error}") from error
+        tasks = await stack.enter_async_context(task_group())
+        tasks.start_soon(process.read, messages)
+        yield process
+        tasks.cancel_scope.cancel()
 
 
 @asynccontextmanager

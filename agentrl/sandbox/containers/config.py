@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Literal, Self
 
 import anyio.to_thread
@@ -15,6 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from agentrl.config.base import Config
 from agentrl.errors import ConfigError
+from agentrl.processes.config import ClusterConfig
 from agentrl.sandbox.containers.protocol import MAX_STARTING, Containers
 from agentrl.sandbox.containers.services.copied import CopiedContainers, Service
 from agentrl.sandbox.containers.services.docker_service import DockerService
@@ -31,7 +33,7 @@ class ContainersConfig(Config):
     hosts: tuple[str, ...] = ()
     """hosts: addresses of `agentrl sandbox-host`, such as `http://10.0.0.7:8710`."""
     address: str | None = None
-    """ray: of the cluster, such as `10.0.0.1:6379`; None: that of the run, else $RAY_ADDRESS, else one on this machine."""
+    """ray: of the cluster, such as `10.0.0.1:6379`; None: the one that this process has joined, else $RAY_ADDRESS."""
     nodes: int | None = Field(default=None, ge=1)
     """ray: how many nodes hold containers; None: all that are there at the start."""
     api_key_env: str | None = None
@@ -106,31 +108,17 @@ async def open_chosen_containers(
         if config.backend == "bubblewrap":
             own = open_containers(images=images, limits=limits, max_open=max_open, max_starting=config.max_starting)
             yield await stack.enter_async_context(own)
-        elif config.backend == "hosts":
+        elif config.backend in ("hosts", "ray"):
             from agentrl.sandbox.containers.fleet.fleet import open_fleet  # aiohttp takes a while to import
-
-            opened = open_fleet(
-                config.hosts,
-                api_key=config.key(),
-                images=images,
-                limits=limits,
-                max_open=max_open,
-                max_starting=config.max_starting,
-            )
-            yield await stack.enter_async_context(opened)
-        elif config.backend == "ray":
-            from agentrl.processes.config import ClusterConfig
             from agentrl.sandbox.containers.fleet.ray_hosts import open_ray_fleet
 
-            opened = open_ray_fleet(
-                ClusterConfig(launcher="ray", address=config.address),
-                nodes=config.nodes,
-                images=images,
-                limits=limits,
-                max_open=max_open,
-                max_starting=config.max_starting,
+            connect = partial(open_fleet, images=images, limits=limits, max_open=max_open, max_starting=config.max_starting)
+            cluster = ClusterConfig(launcher="ray", address=config.address)
+            yield await stack.enter_async_context(
+                open_ray_fleet(cluster, connect, nodes=config.nodes, images=images)
+                if config.backend == "ray"
+                else connect(config.hosts, api_key=config.key())
             )
-            yield await stack.enter_async_context(opened)
         else:
             assert config.image is not None
             yield CopiedContainers(

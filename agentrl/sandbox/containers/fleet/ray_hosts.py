@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
 import msgspec
 
 from agentrl.concurrency import task_group
-from agentrl.errors import AgentRLError, LaunchError
+from agentrl.errors import AgentRLError, ConfigError, LaunchError
 from agentrl.processes.base import (
     HOST_WORD,
     PORT_WORD,
@@ -31,11 +31,9 @@ from agentrl.processes.base import (
     module_path,
 )
 from agentrl.processes.config import ClusterConfig
-from agentrl.processes.ray import num_nodes, open_ray
-from agentrl.sandbox.containers.fleet.fleet import HostFleet, open_fleet
+from agentrl.processes.ray import import_ray, num_nodes, open_ray, ray_address
+from agentrl.sandbox.containers.fleet.fleet import HostFleet
 from agentrl.sandbox.containers.fleet.remote_host import RemoteHost
-from agentrl.sandbox.containers.protocol import MAX_STARTING
-from agentrl.sandbox.types import Limits
 
 HOST_START_S: Final = 300.0
 """Seconds that a host has until it listens."""
@@ -50,33 +48,36 @@ class _Ready(msgspec.Struct):
     url: str
 
 
+class ConnectToHosts(Protocol):
+    """Connects to hosts, as `open_fleet` does once it has its other arguments."""
+
+    def __call__(self, urls: Sequence[str], *, api_key: str | None) -> AbstractAsyncContextManager[HostFleet]: ...
+
+
 @asynccontextmanager
 async def open_ray_fleet(
-    config: ClusterConfig,
-    *,
-    nodes: int | None = None,
-    images: Mapping[str, str | None] | None = None,
-    limits: Limits | None = None,
-    max_open: int = 64,
-    max_starting: int = MAX_STARTING,
+    config: ClusterConfig, connect: ConnectToHosts, *, nodes: int | None = None, images: Mapping[str, str | None]
 ) -> AsyncGenerator[HostFleet]:
     """Start hosts on the nodes of a cluster and connect to them. Needs the asyncio event loop.
 
     Args:
-        config: names the cluster.
+        config: names the cluster; without an address it is the one that this process has joined.
+        connect: gets the addresses of the hosts and their key.
         nodes: how many nodes get a host; None: all that are there.
         images: as the run file names them; a folder lies at the same path on each node.
-        limits: of workbenches that bring none.
-        max_open: workbenches at a time, over all hosts.
-        max_starting: workbenches that open at a time, over all hosts.
 
     Raises:
-        ConfigError: no cluster answers, or no host gives as much as `limits` ask for.
+        ConfigError: there is no cluster, or `connect` refuses the hosts.
         LaunchError: the nodes have no room, or a host does not start; the message has the end of its log.
 
     Cancellation: the hosts end, and with them their containers.
     """
-    key, images = secrets.token_urlsafe(32), images or {}
+    if ray_address(config) == "local" and not import_ray().is_initialized():
+        raise ConfigError(
+            "containers.address: this process has joined no Ray cluster; give the address of its head, such as "
+            "10.0.0.1:6379, or set RAY_ADDRESS"
+        )
+    key = secrets.token_urlsafe(32)
     with TemporaryDirectory(prefix="agentrl-hosts-") as logs:
         async with open_ray(config) as launcher:
             count = await num_nodes() if nodes is None else nodes
@@ -84,10 +85,7 @@ async def open_ray_fleet(
             children: list[Child] = [*await launcher.start(specs)]
             try:
                 urls = [await _address(child) for child in children]
-                fleet = open_fleet(
-                    urls, api_key=key, images=images, limits=limits, max_open=max_open, max_starting=max_starting
-                )
-                async with fleet as opened, task_group() as tasks:
+                async with connect(urls, api_key=key) as opened, task_group() as tasks:
                     for index in range(count):
                         tasks.start_soon(_keep_running, launcher, children, index, opened.hosts[index])
                     yield opened

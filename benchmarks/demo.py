@@ -87,10 +87,8 @@ def main() -> None:
     else:
         recipe = DEMOS[given.demo][given.quick]
         kind = f"{'smoke' if given.quick else 'demo'}-{given.demo}"
-        name, overrides = (
-            f"{kind}-{given.backend}-{given.seed}",
-            ("--inference.backend", given.backend, *FLAGS.get(given.demo, ())),
-        )
+        name = f"{kind}-{given.backend}-{given.seed}"
+        overrides = ("--inference.backend", given.backend, *FLAGS.get(given.demo, ()))
         try:
             outcome = run_demo(recipe, seed=given.seed, runs_dir=Path("runs"), name=name, overrides=overrides)
         except ConfigError as error:

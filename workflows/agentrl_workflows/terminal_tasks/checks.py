@@ -16,19 +16,25 @@ import time
 
 LOGS = "/logs/verifier"
 APP = "/app"
-ABOVE = set()
-"""The container's first process, this one, and those that started it, as long as it has run nothing of the agent."""
+
+
+def above() -> "set[int]":
+    """Return the container's first process, this one, and those between them."""
+    found, pid = {1}, os.getpid()
+    while pid > 1:
+        found.add(pid)
+        with open("/proc/" + str(pid) + "/stat") as file:
+            pid = int(file.read().rpartition(")")[2].split()[1])
+    return found
+
+
+ABOVE = above()
+"""Found before anything of the agent runs."""
 
 
 def begin() -> None:
     """Hide this process and its tests from what it is about to run."""
     ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
-    pid = os.getpid()
-    while pid > 1:
-        ABOVE.add(pid)
-        with open("/proc/" + str(pid) + "/stat") as file:
-            pid = int(file.read().rpartition(")")[2].split()[1])
-    ABOVE.add(1)
     os.chdir("/")
     for folder in ("/tests", "/solution"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -124,9 +130,9 @@ def others() -> "list[int]":
 
 
 def kill_others() -> None:
-    """Kill them, all at one moment where only the container's first process is above this one."""
-    is_second = len(ABOVE) == 2
-    for pid in [-1] if is_second else others():
+    """Kill them; at one moment where the container's first process started this one, so that nothing else is spared."""
+    at_once = len(ABOVE) == 2
+    for pid in [-1] if at_once else others():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 

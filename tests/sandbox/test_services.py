@@ -220,11 +220,10 @@ async def test_a_supervisor_that_ends_between_two_calls_is_the_agents_doing(
     with anyio.fail_after(PATIENCE_S):
         async with opened("e2b", tmp_path, monkeypatch) as containers, containers.workbench() as bench:
             async with bench.run() as container:
-                await container.shell("(while [ -d /app ]; do :; done; kill -9 -1) >/dev/null 2>&1 & sleep 1000 &")
-                root = next((tmp_path / "running").glob("*/app"))
-                sleeping = processes_with("sleep 1000")
-                root.rmdir()
-                await until(lambda: len(processes_with("sleep 1000")) < len(sleeping))
+                await container.shell("(while [ -d /app ]; do :; done; kill -9 -1) >/dev/null 2>&1 & sleep 98762 &")
+                await until(lambda: bool(processes_with("sleep 98762")))
+                next((tmp_path / "running").glob("*/app")).rmdir()
+                await until(lambda: not processes_with("sleep 98762"))
                 result = await container.shell("true")
                 assert (result.ended, result.state_lost) == (Ending.KILLED, True)
             assert await bench.changed() == []

@@ -35,13 +35,13 @@ PROMPT, OUTPUT = 32, 128
 LAYERS, HIDDEN, HEADS, DIM, VOCAB, FFN = 2, 64, 4, 16, 373, 128
 
 
-def save_model(path: Path) -> None:
+def save_model(path: Path, *, positions: int = 4096) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=FFN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        num_key_value_heads=HEADS, head_dim=DIM, tie_word_embeddings=True, max_position_embeddings=4096, eos_token_id=0,
+        num_key_value_heads=HEADS, head_dim=DIM, tie_word_embeddings=True, max_position_embeddings=positions, eos_token_id=0,
         bos_token_id=None, pad_token_id=None,
     )  # fmt: skip
     Qwen3ForCausalLM(config).save_pretrained(path)

@@ -2,7 +2,8 @@
 
 Run: `python -m benchmarks.garbage_collector` (four minutes; `--repeats 1 --episodes 500` for less). It prints a table and
 writes benchmarks/results/garbage_collector.json. 256 episodes of 8 turns and 4,096 tokens run at a time, 512 finished ones
-are kept, as by a buffer; the model, in this process, answers after 0.25 to 0.75 s.
+are kept, as by a buffer; the model, in this process, answers after 0.25 to 0.75 s. `full core` has the settings of a run and
+48 episodes whose model answers at once, so that they wait for nothing but each other.
 
   cpu_ms_per_turn      CPU time of the process, over the turns
   collector_share      the part of it that the collector took
@@ -28,11 +29,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -50,12 +51,27 @@ from benchmarks.instant_model import TRAINED_ON, Corpus, Instant, answer, save_t
 from benchmarks.machine import describe_machine
 
 RESULTS = Path(__file__).parent / "results" / "garbage_collector.json"
-SETTINGS = {"Python's": nullcontext, "a run's": tuned_garbage_collector}
-CONCURRENT, KEPT = 256, 512
+KEPT = 512
 TURNS, CONTEXT, OUTPUT_TOKENS = 8, 4096, 64
-LATENCY_S = (0.25, 0.75)
 DRIVER = train.__name__
 """Imported for what it imports: the driver of a run holds it all."""
+
+
+class Setting(NamedTuple):
+    """What runs."""
+
+    collector: Callable[[], AbstractContextManager[None]]
+    concurrent: int
+    """Episodes at a time."""
+    latency_s: tuple[float, float]
+    """The least and the most that an answer takes."""
+
+
+SETTINGS = {
+    "Python's": Setting(nullcontext, 256, (0.25, 0.75)),
+    "a run's": Setting(tuned_garbage_collector, 256, (0.25, 0.75)),
+    "full core": Setting(tuned_garbage_collector, 48, (0.0, 0.0)),
+}
 
 
 class CpuClockLoop(asyncio.SelectorEventLoop):
@@ -104,8 +120,9 @@ class Reader(RolloutWorkflow):
 class Slow(Instant):
     """Answers after a while, and measures from an answer to the next call of the same episode."""
 
-    def __init__(self, answers: list[Generation]) -> None:
+    def __init__(self, answers: list[Generation], latency_s: tuple[float, float]) -> None:
         super().__init__(answers)
+        self._latency_s = latency_s
         self._rng = random.Random(0)
         self._answered: dict[str, float] = {}
         self.gaps: list[float] = []
@@ -115,7 +132,7 @@ class Slow(Instant):
         now = anyio.current_time()
         if request.episode_id in self._answered:
             self.gaps.append(now - self._answered[request.episode_id])
-        due = now + self._rng.uniform(*LATENCY_S)
+        due = now + self._rng.uniform(*self._latency_s)
         await anyio.sleep_until(due)
         self._answered[request.episode_id] = due
         return await super().generate(request)
@@ -141,7 +158,7 @@ def collections_timed() -> Generator[list[float]]:
         gc.callbacks.remove(note)
 
 
-async def drive(setting: str, episodes: int) -> dict[str, float]:
+async def drive(setting: Setting, episodes: int) -> dict[str, float]:
     """Run the episodes under a setting and return the figures."""
     text = standard_library()
     with tempfile.TemporaryDirectory() as name:
@@ -155,7 +172,7 @@ async def drive(setting: str, episodes: int) -> dict[str, float]:
     ]
     chars_per_token = 100_000 / len(spoken)
     workflow = Reader(Corpus(text), int((CONTEXT / TURNS - OUTPUT_TOKENS) * chars_per_token))
-    backend, kept, waiting = Slow(answers), list[Trajectory](), iter(range(episodes))
+    backend, kept, waiting = Slow(answers, setting.latency_s), list[Trajectory](), iter(range(episodes))
 
     async def in_turn() -> None:
         for number in waiting:
@@ -171,10 +188,10 @@ async def drive(setting: str, episodes: int) -> dict[str, float]:
             kept.append(finished)
             del kept[:-KEPT]
 
-    with SETTINGS[setting](), collections_timed() as pauses:
+    with setting.collector(), collections_timed() as pauses:
         started = time.process_time()
         async with anyio.create_task_group() as tasks:
-            for _ in range(CONCURRENT):
+            for _ in range(setting.concurrent):
                 tasks.start_soon(in_turn)
         spent = time.process_time() - started
     percentiles = quantiles(backend.gaps, n=100)
@@ -197,7 +214,7 @@ def main() -> None:
     parser.add_argument("--setting", choices=list(SETTINGS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.setting is not None:
-        print(json.dumps(asyncio.Runner(loop_factory=CpuClockLoop).run(drive(options.setting, options.episodes))))
+        print(json.dumps(asyncio.Runner(loop_factory=CpuClockLoop).run(drive(SETTINGS[options.setting], options.episodes))))
         return
     rounds: dict[str, list[dict[str, float]]] = {setting: [] for setting in SETTINGS}
     command = [sys.executable, "-m", "benchmarks.garbage_collector", "--episodes", str(options.episodes), "--setting"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -31,3 +32,22 @@ def describe_machine(*packages: str, sglang: bool = False) -> dict[str, str]:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         described["sglang"], described["sglang_torch"] = done.stdout.split()
     return described
+
+
+def processes_below(parent: int) -> list[int]:
+    """Return the processes that descend from `parent`."""
+    below = [child for children in Path(f"/proc/{parent}/task").glob("*/children") for child in children.read_text().split()]
+    return [process for child in map(int, below) for process in (child, *processes_below(child))]
+
+
+def cpu_seconds_of(processes: Iterable[int]) -> float:
+    """Return the CPU time that processes have used so far; one that has ended counts as none."""
+    return sum(map(_cpu_seconds, processes))
+
+
+def _cpu_seconds(process: int) -> float:
+    try:
+        used = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+    except OSError:
+        return 0.0
+    return sum(map(int, used)) / os.sysconf("SC_CLK_TCK")

@@ -44,6 +44,7 @@ MODELS = (
     Case(name="0.1M", hidden=64, layers=2, vocab=373, lengths=()),
     Case(name="5M", hidden=256, layers=6, vocab=4096, lengths=()),
 )
+MICROBATCH_TOKENS: int = TrainerConfig.model_fields["microbatch_tokens"].default
 EPISODE_TOKENS = 1000
 TRAINED_TURN = 40
 
@@ -85,15 +86,15 @@ def batch(sequences: Sequence[tuple[Int32Array, int]], vocab: int) -> TrainBatch
     return TrainBatch(samples=tuple(samples), policy_version=1)
 
 
-def trainer(path: Path, setting: Literal["off", "auto"]) -> PolicyTrainer:
+def trainer(path: Path, setting: Literal["off", "auto"], microbatch_tokens: int) -> PolicyTrainer:
     model = PolicyModel(path, device=torch.device("cpu"), share=setting == "auto")
-    config = TrainerConfig(lr=LR, minibatches=1, shared_prefixes=setting)
+    config = TrainerConfig(lr=LR, minibatches=1, shared_prefixes=setting, microbatch_tokens=microbatch_tokens)
     return PolicyTrainer(model, config, AlgorithmConfig(), total_steps=1)
 
 
-def measure(path: Path, data: TrainBatch, repeats: int) -> dict[str, float]:
+def measure(path: Path, data: TrainBatch, repeats: int, *, microbatch_tokens: int = MICROBATCH_TOKENS) -> dict[str, float]:
     """Return the figures of one row."""
-    both = {setting: trainer(path, setting) for setting in SETTINGS}
+    both = {setting: trainer(path, setting, microbatch_tokens) for setting in SETTINGS}
     metrics = {setting: one.step(data).metrics for setting, one in both.items()}
     np.testing.assert_allclose(metrics["auto"]["grad_norm"], metrics["off"]["grad_norm"], rtol=1e-4)
     times: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
@@ -101,7 +102,7 @@ def measure(path: Path, data: TrainBatch, repeats: int) -> dict[str, float]:
         for setting, one in both.items():
             times[setting].append(cpu_seconds(lambda one=one: one.step(data)))
     off, auto = (metrics["off"]["computed_tokens"] / median(times[setting]) for setting in SETTINGS)
-    memory = {setting: peak_mib(path, data, setting) for setting in SETTINGS}
+    memory = {setting: peak_mib(path, data, setting, microbatch_tokens) for setting in SETTINGS}
     return {
         "tokens": metrics["off"]["computed_tokens"],
         "shared_tokens": metrics["auto"]["shared_tokens"],
@@ -114,20 +115,22 @@ def measure(path: Path, data: TrainBatch, repeats: int) -> dict[str, float]:
     }
 
 
-def peak_mib(path: Path, data: TrainBatch, setting: Literal["off", "auto"]) -> float:
+def peak_mib(path: Path, data: TrainBatch, setting: Literal["off", "auto"], microbatch_tokens: int) -> float:
     """Return the MiB that two steps take over the loaded model, in a process of their own."""
     context = multiprocessing.get_context("spawn")
     receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=_report_peak, args=(sending, path, data, setting))
+    process = context.Process(target=_report_peak, args=(sending, path, data, setting, microbatch_tokens))
     process.start()
     peak: float = receiving.recv()
     process.join()
     return peak
 
 
-def _report_peak(sending: Connection, path: Path, data: TrainBatch, setting: Literal["off", "auto"]) -> None:
+def _report_peak(
+    sending: Connection, path: Path, data: TrainBatch, setting: Literal["off", "auto"], microbatch_tokens: int
+) -> None:
     torch.set_num_threads(1)
-    one = trainer(path, setting)
+    one = trainer(path, setting, microbatch_tokens)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _peak_kib()
     one.step(data)

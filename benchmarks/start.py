@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -23,12 +22,11 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.embedded_decode import save_model as save_weights
-from benchmarks.machine import describe_machine
+from benchmarks.machine import cpu_seconds_of, describe_machine
 from tests.support.tiny import build_tokenizer
 
 RESULTS = Path(__file__).parent / "results" / "start.json"
 PROCESSES = {"server": "agentrl.servers.serve", "trainer": "agentrl.trainer.worker"}
-TICKS = os.sysconf("SC_CLK_TCK")
 IMPORTS = {
     "import openai": "import openai",
     "first client": "import agentrl\nfrom agentrl.client import Client",
@@ -123,7 +121,7 @@ def watched(run_dir: Path) -> Mapping[str, bool]:
 
 def processor_seconds(driver: int) -> Mapping[str, float]:
     """Return the processor seconds of the driver, its server and its trainer so far."""
-    found = {"driver": _seconds_of(driver)}
+    found = {"driver": cpu_seconds_of([driver])}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -134,16 +132,8 @@ def processor_seconds(driver: int) -> Mapping[str, float]:
             continue
         for name, module in PROCESSES.items():
             if module in line and parent == driver:
-                found[name] = _seconds_of(int(entry.name))
+                found[name] = cpu_seconds_of([int(entry.name)])
     return found
-
-
-def _seconds_of(process: int) -> float:
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 if __name__ == "__main__":

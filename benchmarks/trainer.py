@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -44,6 +43,7 @@ from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.policy import PolicyTrainer
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.types import Sample
+from benchmarks.machine import cpu_seconds_of
 
 RESULTS = Path(__file__).parent / "results" / "trainer.json"
 TARGETS = {"against_one_at_a_time": 0.9, "against_padded": 2.0}
@@ -60,6 +60,7 @@ class Case:
     layers: int
     vocab: int
     lengths: tuple[int, ...]
+    positions: int = 4096
 
 
 def lognormal(mean_log: float, sigma: float, total: int, longest: int) -> tuple[int, ...]:
@@ -91,7 +92,7 @@ def checkpoint(case: Case, folder: Path) -> Path:
         head_dim=16,
         vocab_size=case.vocab,
         tie_word_embeddings=True,
-        max_position_embeddings=4096,
+        max_position_embeddings=case.positions,
     )
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
@@ -243,12 +244,6 @@ def _ranks(world: int, path: Path, folder: Path) -> AbstractAsyncContextManager[
     config = TrainerConfig.model_validate({"lr": LR, "minibatches": 1, "device": "cpu", "parallel": {"dp": world}})
     log = folder / f"{path.name}-{world}.log"
     return launch_trainer(config, AlgorithmConfig(), model_path=path, total_steps=100, seed=0, log_path=log)
-
-
-def cpu_seconds_of(processes: Sequence[int]) -> float:
-    """Return the CPU time that processes have used so far."""
-    used = (Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13] for process in processes)
-    return sum(int(user) + int(system) for user, system in used) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:

@@ -119,7 +119,10 @@ def batch_of(samples: Sequence[Sample]) -> TrainBatch:
     random = np.random.default_rng(0)
     return TrainBatch(
         samples=tuple(
-            TrainSample(sample=one, advantages=np.where(one.loss_mask, random.normal(), 0).astype(np.float32))
+            TrainSample(
+                sample=replace(one, token_versions=np.where(one.loss_mask, 1, -1).astype(np.int32)),
+                advantages=np.where(one.loss_mask, random.normal(), 0).astype(np.float32),
+            )
             for one in samples
         ),
         policy_version=1,

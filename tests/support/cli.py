@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -122,6 +123,17 @@ def read_until(process: subprocess.Popen[str], text: str, *, stdout: bool = Fals
         if text in line:
             return lines
     raise AssertionError(f"it ended without {text!r}:\n{lines}")
+
+
+def wait_until_reading_pipe(process: subprocess.Popen[str]) -> None:
+    """Return when the main thread sleeps in a read of a pipe.
+
+    A signal that arrives between Python's last look for one and the read is handled only once the read returns.
+    """
+    until = time.monotonic() + END_S
+    while "pipe_read" not in Path(f"/proc/{process.pid}/wchan").read_text():
+        assert time.monotonic() < until, f"process {process.pid} does not read"
+        time.sleep(0.01)
 
 
 def ended(process: subprocess.Popen[str], signals: Sequence[signal.Signals]) -> str:

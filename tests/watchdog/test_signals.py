@@ -21,6 +21,7 @@ from tests.support.cli import (
     ended,
     read_until,
     started,
+    wait_until_reading_pipe,
     watches,
     write_run,
 )
@@ -203,7 +204,8 @@ def test_an_interrupted_warm_start_says_what_it_has_written(
     os.mkfifo(tmp_path / "data.jsonl")
     write_run(tmp_path, checkpoint, sft={"data": "data.jsonl"})
     with started(tmp_path, AGENTRL, "sft", "run.yaml", "student") as process, (tmp_path / "data.jsonl").open("w"):
-        said = ended(process, [number])  # it has opened the data, of which nothing comes
+        wait_until_reading_pipe(process)  # of which nothing comes
+        said = ended(process, [number])
     assert process.returncode == status, said
     assert "Nothing was written to student." in said
     assert "Traceback" not in said

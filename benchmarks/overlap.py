@@ -1,6 +1,6 @@
 """Asynchronous over synchronous steps where servers have hardware of their own, against what the simulator allows.
 
-Run: `python -m benchmarks.overlap` (some minutes; `--quick` in two). It prints a table and writes
+Run: `python -m benchmarks.overlap` (half an hour; `--quick` in two minutes). It prints a table and writes
 benchmarks/results/overlap.json (`--output` names another file).
 
 Engine, client, pool, journal and trainer worker are those of a run (`agentrl.commands.train.train_run`). The servers are in
@@ -69,7 +69,13 @@ class Setting(NamedTuple):
     steps: int
 
 
-SETTINGS = (Setting(1, 64, 128, 10), Setting(2, 128, 128, 10), Setting(4, 256, 256, 8), Setting(8, 512, 512, 8))
+SETTINGS = (
+    Setting(1, 64, 128, 10),
+    Setting(2, 128, 128, 10),
+    Setting(4, 256, 256, 8),
+    Setting(8, 512, 512, 6),
+    Setting(8, 1024, 256, 6),
+)
 QUICK = (Setting(1, 64, 64, 6),)
 
 

@@ -155,7 +155,7 @@ def main() -> None:
         tokenizer.mkdir()
         save_tokenizer(tokenizer, standard_library())
         model = checkpoint(
-            Case(name="model", hidden=64, layers=2, vocab=VOCABULARY, lengths=(), positions=POSITIONS), folder
+            Case(name="model", hidden=64, layers=1, vocab=VOCABULARY, lengths=(), positions=POSITIONS), folder
         )
         for name in AGENTS:
             samples = anyio.run(recorded, name, options.episodes, tokenizer, folder)

@@ -111,7 +111,9 @@ async def play(name: str, number: int, tokenizer: Path, folder: Path) -> Sequenc
                 status, output = await run_program(program, door, folder)
     if status:
         raise RuntimeError(f"{name} ended with status {status}: {output[-2000:]}")
-    return verify(client.close(StopReason.COMPLETED, float(number % 2)))
+    trajectory = client.close(StopReason.COMPLETED, float(number % 2))
+    samples = verify(trajectory)
+    return [one for one in samples if not trajectory.turns[one.turn_index.max()].left_out]
 
 
 def batch_of(samples: Sequence[Sample]) -> TrainBatch:

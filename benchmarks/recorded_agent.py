@@ -4,8 +4,9 @@ Run: `make clients-install`, then `python -m benchmarks.recorded_agent`. It prin
 benchmarks/results/recorded_agent.json.
 
 Claude Code and opencode play one task several times, each through a door. A script answers in place of a model: the agent
-starts a sub-agent, both run commands that print source code, another part of it in each episode, and the agent ends. The
-recorded ids are those of a tokenizer like Qwen's with 16,384 words. Their samples, those of a group, are one batch of
+starts a sub-agent, both run commands that print source code, another part of it in each episode, and the agent ends. All
+episodes have one working directory, as in a sandbox: CLIs name it early in their first message. The recorded ids are those
+of a tokenizer like Qwen's with 16,384 words. Their samples, those of a group, are one batch of
 `benchmarks.shared_prefixes`, which says what the columns mean; one pass may take all of it.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sysconfig
 import tempfile
 from collections.abc import Sequence
@@ -132,12 +134,13 @@ def batch_of(samples: Sequence[Sample]) -> TrainBatch:
 
 
 async def recorded(name: str, episodes: int, tokenizer: Path, folder: Path) -> Sequence[Sample]:
-    """Return the samples of a group, whose episodes a CLI plays one after another."""
+    """Return the samples of a group, whose episodes a CLI plays one after another in a folder of one name."""
     samples: list[Sample] = []
     for number in range(episodes):
-        home = folder / f"{name}-{number}".replace(" ", "-")
+        home = folder / "episode"
         home.mkdir()
         samples += await play(name, number, tokenizer, home)
+        shutil.rmtree(home)
     return samples
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -37,7 +37,7 @@ class SharedRun(NamedTuple):
 
     parts: range | tuple[int, ...]
     mask: Tensor | None
-    """[S, P + S] bool, what it attends to, or the same as a bias of torch; None: it has no prefix."""
+    """[S, P + S], what it attends to: a bias of torch, or 0 and -inf for its tokens in reverse; None: it has no prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +125,31 @@ def shared_attention(
     outputs: list[Tensor] = []
     for run, own in zip(shared_row.runs, query.split(shared_row.run_lengths, dim=2), strict=True):
         keys, values = torch.cat([parts[number] for number in run.parts], dim=3)
-        outputs.append(
-            functional.scaled_dot_product_attention(
-                own, keys, values, attn_mask=run.mask, is_causal=run.mask is None, scale=scaling, enable_gqa=grouped
-            )
+        in_reverse = run.mask is not None and not isinstance(run.mask, CausalBias)
+        output = functional.scaled_dot_product_attention(
+            own.flip(2) if in_reverse else own,
+            keys,
+            values,
+            attn_mask=run.mask,
+            is_causal=run.mask is None,
+            scale=scaling,
+            enable_gqa=grouped,
         )
+        outputs.append(output.flip(2) if in_reverse else output)
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
 
 def _mask(own: int, before: int, device: torch.device) -> Tensor | None:
     if not before:
         return None
+    length = before + own
     if device.type == "cuda":
-        return causal_lower_right(own, before + own)  # kernels know it, so it takes no memory
-    return torch.ones(own, before + own, dtype=torch.bool, device=device).tril(before)
+        return causal_lower_right(own, length)  # kernels know it, so it takes no memory
+    # The last token sees all, the one before it all but one, and so on. With the last one first, each row of the mask is the
+    # row before, moved by one: all are stretches of one line. A mask of S x (P + S) floats would be kept for each layer.
+    line = torch.zeros(own + length - 1, device=device)
+    line[length:] = -torch.inf
+    return line.as_strided((own, length), (1, 1))
 
 
 AttentionInterface.register(SHARED_ATTENTION, shared_attention)

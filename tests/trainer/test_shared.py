@@ -11,8 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.algo.prefixes import token_tree
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks
+from agentrl.trainer.shared import shared_attention, shared_row
 from agentrl.types import BoolArray, Int32Array
 from tests.support.tiny import Architecture, tiny_checkpoint
 from tests.trainer.helpers import VOCAB, random_batch
@@ -97,3 +99,20 @@ def test_a_model_with_windows_computes_sequences_side_by_side(tmp_path: Path) ->
     config |= {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "layer_types": None}
     (path / "config.json").write_text(json.dumps(config))
     assert not PolicyModel(path, device=_CPU, share=True).shares_prefixes
+
+
+def test_what_attention_keeps_for_the_gradient_grows_with_tokens_and_not_with_their_square() -> None:
+    common, own = np.zeros(3000, np.int32), np.arange(1, 1001, dtype=np.int32)
+    tree = token_tree([np.concatenate([common, own + number * 1000]) for number in range(3)])
+    row = shared_row(tree, torch.device("cpu"), one_kernel=False)
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    query, key, value = (torch.randn(1, 2, len(tree.token_ids), 8, requires_grad=True) for _ in range(3))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        shared_attention(torch.nn.Identity(), query, key, value, None, shared_row=row)
+    assert sum(kept.values()) < 20 * query.nbytes

@@ -132,6 +132,7 @@ def wait_until_reading_pipe(process: subprocess.Popen[str]) -> None:
     """
     until = time.monotonic() + END_S
     while "pipe_read" not in Path(f"/proc/{process.pid}/wchan").read_text():
+        assert process.poll() is None, f"process {process.pid} has ended"
         assert time.monotonic() < until, f"process {process.pid} does not read"
         time.sleep(0.01)
 

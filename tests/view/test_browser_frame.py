@@ -98,7 +98,7 @@ async def test_the_first_press_of_the_theme_key_changes_the_theme(run_dir: Path,
 async def test_the_theme_follows_the_system_until_the_reader_chooses(run_dir: Path) -> None:
     async with shown(run_dir, color_scheme="light") as page:
         await page.emulate_media(color_scheme="dark")
-        await page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+        await page.locator('html[data-theme="dark"]').wait_for(state="attached")
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE], ids=["narrow", "wide"])

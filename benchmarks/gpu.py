@@ -1,7 +1,7 @@
 """Tokens per second, model FLOP/s utilization and peak memory of training steps on one GPU.
 
 Run: `python -m benchmarks.gpu` (needs a CUDA device and 40 GB of disk; `--only NAME ...` takes some cases). It prints a line
-a case, and writes benchmarks/results/gpu.json after each.
+a case, and writes benchmarks/results/gpu.json after each (`--results FILE`: another file, for another GPU).
 
 Models have the shape of a published one and random weights. A step is `PolicyTrainer.step` on two samples of the case's
 length (one of 65,536): checks, packing, forward, loss with diagnostics, backward with recomputed activations, clipping,
@@ -51,7 +51,7 @@ from agentrl.types import Int32Array
 from benchmarks.machine import describe_machine
 from benchmarks.shared_prefixes import batch
 
-RESULT = Path(__file__).parent / "results" / "gpu.json"
+RESULTS = Path(__file__).parent / "results" / "gpu.json"
 PEAK = 989e12
 GIB = 2**30
 Way = Literal["kernel", "runs", "off"]
@@ -208,8 +208,8 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     }
 
 
-def run(cases: Sequence[Case], folder: Path) -> None:
-    rows: list[dict[str, Any]] = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
+def run(cases: Sequence[Case], folder: Path, results: Path) -> None:
+    rows: list[dict[str, Any]] = json.loads(results.read_text())["rows"] if results.exists() else []
     for case in cases:
         row = measure(case, folder)
         gc.collect()  # the trainer before, so that the next one's peak is its own
@@ -217,18 +217,19 @@ def run(cases: Sequence[Case], folder: Path) -> None:
         rows = [*(each for each in rows if each["case"] != case.name), row]
         print(json.dumps(row), flush=True)
         machine = describe_machine("torch", "transformers") | {"gpu": torch.cuda.get_device_name()}
-        RESULT.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+        results.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], help="the cases that run")
     parser.add_argument("--folder", type=Path, help="where models are written and found again; default: a temporary one")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where figures go; default: %(default)s")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     cases = [case for case in CASES if arguments.only is None or case.name in arguments.only]
     with tempfile.TemporaryDirectory() as temporary:
-        run(cases, arguments.folder or Path(temporary))
+        run(cases, arguments.folder or Path(temporary), arguments.results)
 
 
 if __name__ == "__main__":

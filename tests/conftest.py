@@ -27,6 +27,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Under `nohup` they would ignore SIGHUP. A handler that does nothing keeps the suite alive, and no process inherits it.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda _number, _frame: None)
+
 # The machine may be busy: an example, and drawing it, may take as long as it needs. Derandomized: a failure comes again.
 settings.register_profile("agentrl", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("agentrl")

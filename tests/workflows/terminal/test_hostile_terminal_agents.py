@@ -78,6 +78,8 @@ async def test_agents_whose_answer_is_no_plain_file_get_nothing(tmp_path: Path) 
 
 async def test_programs_that_attack_the_test_that_runs_them_get_nothing(tmp_path: Path) -> None:
     folder = write_bundled_task(tmp_path, "mend-the-median")
+    settings = folder / "task.toml"
+    settings.write_text(settings.read_text().replace("timeout_sec = 120.0", "timeout_sec = 45.0"))  # some stop the tests
     assert {name: got for name, got in (await outcomes(folder, RUNNING)).items() if got != 0.0} == {}
 
 

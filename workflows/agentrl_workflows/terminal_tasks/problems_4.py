@@ -46,6 +46,8 @@ _COUNTER_CHECK: Final = """
                     try:
                         return socket.create_connection(("127.0.0.1", 8766), timeout=10)
                     except OSError:
+                        if process.poll():
+                            break  # it ended with an error, and no server will come
                         time.sleep(0.1)
                 pay(0)
 

@@ -64,6 +64,7 @@ async def outcomes(folder: Path, agents: Mapping[str, str], patience_s: float = 
     return found
 
 
+@pytest.mark.external
 async def test_agents_that_attack_a_trusting_test_get_nothing(tmp_path: Path) -> None:
     folder = write_naive_task(tmp_path / "naive")
     honest = await outcomes(folder, {"honest": "echo 42 > answer.txt"})
@@ -76,6 +77,7 @@ async def test_agents_whose_answer_is_no_plain_file_get_nothing(tmp_path: Path) 
     assert {name: got for name, got in (await outcomes(folder, READING)).items() if got != 0.0} == {}
 
 
+@pytest.mark.external
 async def test_programs_that_attack_the_test_that_runs_them_get_nothing(tmp_path: Path) -> None:
     folder = write_bundled_task(tmp_path, "mend-the-median")
     settings = folder / "task.toml"

@@ -124,7 +124,7 @@ def parse_named_values(words: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a word has no `=`, or its value is no YAML.
     """
-    import yaml
+    from agentrl.config.yaml import NOT_YAML, load_yaml  # for the few commands that take such words
 
     found: dict[str, Any] = {}
     for word in words:
@@ -132,7 +132,7 @@ def parse_named_values(words: Sequence[str]) -> dict[str, Any]:
         if not (name and equals):
             raise ConfigError(f"expected name=value, got {word!r}")
         try:
-            found[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
+            found[name] = load_yaml(value)
+        except NOT_YAML as error:
             raise ConfigError(f"the value of {name} is no YAML: {error}") from None
     return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import yaml
 
@@ -55,7 +56,10 @@ def _scalar(text: str) -> Any:  # noqa: ANN401 - a YAML value
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a mapping with a repeated key, of which the plain loader drops one, and a value that contains itself."""
+    """Refuses a mapping with a repeated key, of which the plain loader drops one, and a value that contains itself.
+
+    As in YAML 1.2, `true` and `false` are booleans, and `yes`, `no`, `on` and `off` are words: fields have values of that name.
+    """
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -68,6 +72,14 @@ class _Loader(yaml.SafeLoader):
 
     def construct_document(self, node: yaml.Node) -> object:
         return self.construct_object(node, deep=True)
+
+
+_BOOLEAN: Final = "tag:yaml.org,2002:bool"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOLEAN]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOLEAN, re.compile("(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 
 
 def load_yaml(text: str) -> Any:  # noqa: ANN401 - a YAML value

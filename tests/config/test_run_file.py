@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
+from agentrl.config.describe import config_fields
 from agentrl.errors import ConfigError
 from tests.support.cli import status_here
 
@@ -77,6 +78,23 @@ def test_what_contains_itself_is_a_config_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["1e5", "0123", "1.50", "try-2", "1_000", "'7'"])
 def test_a_flag_is_read_as_the_same_text_in_the_file(tmp_path: Path, value: str) -> None:
     assert load(tmp_path, BASE, "--name", value).name == load(tmp_path, BASE + f"name: {value}\n").name
+
+
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [(field.path, word) for field in config_fields(RunConfig) for word in re.findall(r"\b(?:off|on|yes|no)\b", field.type)],
+)
+def test_a_word_that_older_yaml_takes_for_a_boolean_is_a_value_of_its_field(tmp_path: Path, path: str, word: str) -> None:
+    for text in (word, f"'{word}'", f'"{word}"'):
+        assert dict(parse_overrides([f"--{path}", text])) == {path: word}
+    section, name = path.split(".")
+    assert getattr(getattr(load(tmp_path, f"{BASE}{section}: {{{name}: {word}}}\n"), section), name) == word
+
+
+def test_words_for_yes_and_no_are_booleans_where_a_field_is_one(tmp_path: Path) -> None:
+    for word, value in {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}.items():
+        run = load(tmp_path, BASE, "--trainer.gradient_checkpointing", word)
+        assert run.trainer.gradient_checkpointing is value
 
 
 def test_a_number_without_a_point_is_a_number_where_one_is_expected(tmp_path: Path) -> None:

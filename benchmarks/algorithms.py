@@ -1,6 +1,6 @@
-"""Six algorithms on the whole demo, three seeds each: success, steps and seconds.
+"""Seven algorithms on the whole demo, three seeds each: success, steps and seconds.
 
-Run: `python -m benchmarks.algorithms` (18 runs of the demo, 70 minutes of 2 cores). It prints its progress,
+Run: `python -m benchmarks.algorithms` (21 runs of the demo, 80 minutes of 2 cores). It prints its progress,
 writes benchmarks/results/algorithms.json, and puts its table into docs/howto/algorithm.md. A run that the file has
 is not repeated; `--again` repeats all. `--quick` trains the smallest variant on
 one seed and writes nothing.
@@ -45,6 +45,7 @@ ALGORITHMS: Mapping[str, tuple[str, Sequence[str]]] = {
         ),
     ),
     "cispo": ("CISPO", ("--algorithm.policy_loss", "cispo")),
+    "dppo_tv": ("DPPO-TV", ("--algorithm.policy_loss", "dppo_tv")),
     "rloo": ("RLOO", ("--algorithm.advantage", "rloo", "--algorithm.policy_loss", "reinforce")),
     "critic": ("PPO with a critic", ("--algorithm.preset", "ppo", "--algorithm.advantage", "turn_gae")),
 }

@@ -13,8 +13,9 @@ from agentrl.commands.running import Overrides, load_run
 from agentrl.config import RunConfig
 from agentrl.config.describe import ConfigField, config_fields, field_values
 from agentrl.config.hints import guess_field
+from agentrl.config.short_fields import short_fields
 from agentrl.errors import ConfigError
-from agentrl.observe.metric_keys import MetricKey, find_metric
+from agentrl.observe.metric_keys import OTHER_METRIC, MetricKey, find_metric
 
 
 def explain_command(name: str, /) -> None:
@@ -43,12 +44,13 @@ def explain_name(name: str) -> str:
     Raises:
         ConfigError: there is no such field or metric; the message guesses what was meant.
     """
-    fields = list(config_fields(RunConfig))
+    fields = [*config_fields(RunConfig), *short_fields()]
     wanted = name.removeprefix("--").replace("-", "_")
     found = [field for field in fields if wanted == field.path] or [field for field in fields if wanted == field.name]
     metrics = [metric for metric in find_metric(name) if not found or metric.key == name]
-    if not found and not metrics:
-        hint = guess_field(wanted, [field.path for field in fields])
+    hint = guess_field(wanted, [field.path for field in fields])
+    is_typo = hint.startswith("did you mean") and all(metric.key == OTHER_METRIC for metric in metrics)
+    if not found and (is_typo or not metrics):
         raise ConfigError(f"{name}: there is no such field or metric; {hint}")
     described = [_section(field, fields) if field.is_section else _field(field) for field in found]
     return "\n\n".join([*described, *map(_metric, metrics)])
@@ -82,7 +84,8 @@ def _field(field: ConfigField) -> str:
 def _metric(metric: MetricKey) -> str:
     where = "every line" if metric.event == "every" else f"lines with event {metric.event}"
     unit = [f"    unit     {metric.unit}"] if metric.unit else []
-    return "\n".join([f"{metric.key}: a key of metrics.jsonl, in {where}", f"    {metric.meaning}", *unit])
+    subject = f"{metric.unit} " if metric.meaning.startswith(("of ", "whose ", "that ", "in ")) else ""
+    return "\n".join([f"{metric.key}: a key of metrics.jsonl, in {where}", f"    {subject}{metric.meaning}", *unit])
 
 
 def _example(field: ConfigField) -> str:

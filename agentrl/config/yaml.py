@@ -58,7 +58,8 @@ def _scalar(text: str) -> Any:  # noqa: ANN401 - a YAML value
 class _Loader(yaml.SafeLoader):
     """Refuses a mapping with a repeated key, of which the plain loader drops one, and a value that contains itself.
 
-    As in YAML 1.2, `true` and `false` are booleans, and `yes`, `no`, `on` and `off` are words: fields have values of that name.
+    As in YAML 1.2, `true` and `false` are booleans, and `yes`, `no`, `on` and `off` are words: some fields have
+    such a value.
     """
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:

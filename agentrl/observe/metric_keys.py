@@ -47,6 +47,9 @@ EVENTS = {
 }
 """The events, and when a line of each is written."""
 
+OTHER_METRIC = "trainer.NAME"
+"""The key that covers all of a trainer of one's own."""
+
 _OUTCOMES: tuple[tuple[str, str, str], ...] = (
     (
         "pass_at.K",
@@ -76,7 +79,11 @@ _SPEAKERS: tuple[tuple[str, str, str], ...] = (
         "whose server held less than half of the turn that they continue, although no weight update came between: the "
         "session was dropped for others, or the episode moved to another server",
     ),
-    ("cached_share_by_turn.N", "share", "of these, by the number of the turn in its episode: `0`, `1`, `2_to_3`, and so on"),
+    (
+        "cached_share_by_turn.N",
+        "share",
+        "`cached_share` by the number of the turn in its episode: `0`, `1`, `2_to_3`, and so on",
+    ),
     ("left_out_turns", "turns", "that the run file keeps out of training (side calls)"),
 )
 """Of the step's and of the evaluation's episodes."""
@@ -121,16 +128,20 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("workflow.resent.CHANGE", "answers", "mean number that clients over HTTP sent back rewritten, and were restored"),
         ("workflow.unsupported_misses", "answers", "mean number that miss what `sampling.unsupported: prompt` asked for"),
         ("staleness_mean", "versions", "over the trained tokens of the batch"),
-        ("staleness_p50", "versions", "median of the same"),
-        ("staleness_p99", "versions", "99th percentile of the same"),
-        ("staleness_max", "versions", "largest of the same"),
+        ("staleness_p50", "versions", "median over the trained tokens of the batch"),
+        ("staleness_p99", "versions", "99th percentile over the trained tokens of the batch"),
+        ("staleness_max", "versions", "largest of a trained token of the batch"),
         ("groups", "groups", "in the batch"),
         ("zero_variance_groups", "groups", "whose returns are all equal, so that they teach nothing"),
-        ("zero_variance_groups_by_outcome.OUTCOME", "groups", "of these, with only successes (`right`) or none (`wrong`)"),
+        (
+            "zero_variance_groups_by_outcome.OUTCOME",
+            "groups",
+            "of equal returns, with only successes (`right`) or none (`wrong`)",
+        ),
         ("signal_share", "share", "of the groups whose returns differ"),
         ("advantage_mean", "reward", "mean advantage of the batch's sampled turns, each counted once"),
-        ("advantage_std", "reward", "standard deviation of these advantages"),
-        ("advantage_positive_share", "share", "of these turns, those with an advantage above 0"),
+        ("advantage_std", "reward", "standard deviation of the advantages of the batch's sampled turns"),
+        ("advantage_positive_share", "share", "of the batch's sampled turns that have an advantage above 0"),
         ("advantage_mean_by_role.ROLE", "reward", "as `advantage_mean`, where the workflow names roles (`client.role`)"),
         ("advantage_std_by_role.ROLE", "reward", "as `advantage_std`, by role"),
         ("advantage_positive_share_by_role.ROLE", "share", "as `advantage_positive_share`, by role"),
@@ -181,7 +192,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "raised_after_turn.LINE",
             "episodes",
-            "of these, whose workflow raised at this line right after a turn: the model's output may be the cause",
+            "whose workflow raised at this line right after a turn: the model's output may be the cause",
         ),
         (
             "wasted_tokens.CAUSE",
@@ -195,7 +206,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "trainer.grad_norm_by_minibatch.NUMBER",
             "norm",
-            "the same of each optimizer step of the batch, numbered from 1",
+            "of the gradient before clipping, in each optimizer step of the batch, numbered from 1",
         ),
         (
             "trainer.update_to_weight_ratio",
@@ -211,14 +222,22 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("trainer.optimizer_steps", "steps", "optimizer steps taken"),
         ("trainer.bad_minibatches", "minibatches", "left out because loss or gradient was not finite"),
         ("trainer.tokens", "tokens", "of the batch's branches, contexts included"),
-        ("trainer.computed_tokens", "tokens", "of these, run through the model"),
-        ("trainer.shared_tokens", "tokens", "of these, computed once with those of another branch or episode"),
+        ("trainer.computed_tokens", "tokens", "of the batch's branches that ran through the model"),
+        (
+            "trainer.shared_tokens",
+            "tokens",
+            "of the batch's branches that were computed once with those of another branch or episode",
+        ),
         ("trainer.loss_tokens", "tokens", "trained"),
         ("trainer.num_loss_tokens", "tokens", "in the loss of the optimizer steps that were taken"),
         ("trainer.max_staleness", "versions", "largest of the trained tokens"),
         ("trainer.mean_staleness", "versions", "mean of the trained tokens"),
         ("trainer.kl_behavior_proximal_k1", "nats per token", "KL(behavior, proximal) by the estimator -log w"),
-        ("trainer.kl_behavior_proximal_k3", "nats per token", "the same by w - 1 - log w, which is never negative"),
+        (
+            "trainer.kl_behavior_proximal_k3",
+            "nats per token",
+            "KL(behavior, proximal) by w - 1 - log w, which is never negative",
+        ),
         ("trainer.effective_sample_size", "share", "(sum w)^2 / (n sum w^2); 1 where all behavior weights are equal"),
         (
             "trainer.sample_ess_ratio",
@@ -229,7 +248,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("trainer.behavior_weight_mean", "ratio", "of w = exp(proximal - behavior), before the cap"),
         ("trainer.behavior_weight_max", "ratio", "largest w, before the cap"),
         ("trainer.behavior_log_weight_mean", "nats", "mean of abs(log w), staleness included"),
-        ("trainer.behavior_log_weight_max", "nats", "largest of the same"),
+        ("trainer.behavior_log_weight_max", "nats", "largest abs(log w)"),
         ("trainer.ratio_max", "ratio", "largest exp(current - proximal)"),
         (
             "trainer.clip_fraction_positive",
@@ -264,7 +283,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "trainer.entropy_by_turn.TURN",
             "nats per token",
-            "the same over the tokens of one turn of the episodes, from 0: `0` to `3`, `4_to_7`, `8_to_15`, `16_up`",
+            "as `entropy`, over the tokens of one turn of the episodes, from 0: `0` to `3`, `4_to_7`, `8_to_15`, `16_up`",
         ),
         (
             "trainer.loss_tokens_by_age.AGE",
@@ -277,37 +296,41 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "trainer.clip_fraction_by_age.AGE",
             "share",
-            "of these tokens, those with an advantage: no gradient after clipping",
+            "of the trained tokens of this age with an advantage: no gradient after clipping",
         ),
-        ("trainer.cap_fraction_by_age.AGE", "share", "of these tokens, those with an advantage: w is above the cap"),
+        (
+            "trainer.cap_fraction_by_age.AGE",
+            "share",
+            "of the trained tokens of this age with an advantage: w is above the cap",
+        ),
         ("trainer.num_fresh_tokens", "tokens", "trained tokens that the present version sampled"),
         (
             "trainer.mean_logprob_difference",
             "nats",
             "behavior against proximal log-probs of fresh tokens, mean; the two ought to agree",
         ),
-        ("trainer.max_logprob_difference", "nats", "largest of the same"),
+        ("trainer.max_logprob_difference", "nats", "behavior against proximal log-probs of fresh tokens, largest"),
         ("trainer.num_interrupted_tokens", "tokens", "trained tokens sampled after an update within their model call"),
-        ("trainer.num_interrupted_fresh_tokens", "tokens", "of these, sampled by the present version"),
+        ("trainer.num_interrupted_fresh_tokens", "tokens", "interrupted ones that the present version sampled"),
         ("trainer.mean_interrupted_difference", "nats", "as `mean_logprob_difference`, over the interrupted fresh tokens"),
-        ("trainer.max_interrupted_difference", "nats", "largest of the same"),
+        ("trainer.max_interrupted_difference", "nats", "as `max_logprob_difference`, over the interrupted fresh tokens"),
         ("trainer.seconds", "seconds", "the trainer spent on the step"),
         ("trainer.seconds_processor", "seconds", "processor time of rank 0 for the step"),
-        ("trainer.seconds_proximal", "seconds", "of these, on proximal log-probs"),
-        ("trainer.seconds_forward_backward", "seconds", "of these, on loss and gradients"),
-        ("trainer.seconds_optimizer", "seconds", "of these, on the optimizer"),
+        ("trainer.seconds_proximal", "seconds", "of the step, on proximal log-probs"),
+        ("trainer.seconds_forward_backward", "seconds", "of the step, on loss and gradients"),
+        ("trainer.seconds_optimizer", "seconds", "of the step, on the optimizer"),
         ("trainer.spot_check_tokens", "tokens", "recomputed before the step to check the servers"),
-        ("trainer.mean_spot_difference", "nats", "of these, log-probs of server and trainer, mean"),
-        ("trainer.max_spot_difference", "nats", "largest of the same"),
+        ("trainer.mean_spot_difference", "nats", "between log-probs of server and trainer in the spot check, mean"),
+        ("trainer.max_spot_difference", "nats", "between log-probs of server and trainer in the spot check, largest"),
         ("trainer.seconds_spot_check", "seconds", "the check took"),
         ("trainer.unchecked_servers", "servers", "without a call that could be recomputed"),
-        ("trainer.NAME", "as reported", "what another trainer reports"),
+        (OTHER_METRIC, "as reported", "a key of a trainer of one's own; the bundled one has none of this name"),
     ),
     "evaluation": (
         ("step", "step", "after which the evaluation was asked for"),
         ("episodes", "episodes", "evaluated, failed ones included"),
-        ("failed", "episodes", "of these, failed: they have no result"),
-        ("failed_episodes.STOP_REASON", "episodes", "the same, by stop reason"),
+        ("failed", "episodes", "that failed: they have no result"),
+        ("failed_episodes.STOP_REASON", "episodes", "that failed, by stop reason"),
         ("success_rate", "share", "of the episodes that did not fail; no key where all did"),
         ("return_mean", "reward", "mean undiscounted return of the same"),
         ("return_std", "reward", "standard deviation of these returns"),
@@ -348,7 +371,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("step", "step", "whose weights it holds"),
         ("path", "", "its directory"),
         ("seconds", "seconds", "from its beginning until it was on the disk"),
-        ("held_s", "seconds", "of these, how long the trainer did nothing else"),
+        ("held_s", "seconds", "for which the trainer did nothing else than write it"),
     ),
     "resumed": (
         ("step", "step", "the last one done before"),
@@ -366,11 +389,11 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("mean_staleness", "versions", "over all trained tokens"),
         ("episodes", "episodes", "training episodes that ended, each attempt counted"),
         ("groups", "groups", "trained"),
-        ("zero_variance_groups", "groups", "of these, with equal returns"),
+        ("zero_variance_groups", "groups", "whose returns are all equal, of those that were trained"),
         ("dropped_groups", "groups", "by reason"),
         ("failed_episodes", "episodes", "attempts that failed, by stop reason"),
         ("sampled_tokens", "tokens", "evaluations included"),
-        ("evaluation_tokens", "tokens", "of these, in evaluations"),
+        ("evaluation_tokens", "tokens", "sampled in evaluations"),
         ("trained_tokens", "tokens", "in the loss of a step that was not skipped"),
         ("wasted_tokens", "tokens", "sampled for training and never trained, by cause; `in_flight`: the run ended first"),
         ("wall_seconds", "seconds", "of this process"),
@@ -390,9 +413,9 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "mean_interrupted_difference",
             "nats",
-            "of those whose version the trainer still had, from the trainer's log-probs",
+            "between log-probs of interrupted tokens and the trainer's, where it still had their version; mean",
         ),
-        ("max_interrupted_difference", "nats", "largest of the same"),
+        ("max_interrupted_difference", "nats", "largest of these differences"),
         ("max_probe_difference", "nats", "largest difference on the probe after an update"),
         ("evaluations", "", "the `evaluation` lines"),
         ("checkpoint", "", "path of the last checkpoint; null where none was written"),

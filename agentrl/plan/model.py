@@ -134,9 +134,19 @@ class ModelFacts:
     """Experts of a layer, also of a model whose shape is unknown; 0: it is dense, or nothing is known."""
     has_windows: bool = False
     """Whether a layer attends within a window."""
+    architecture: str = ""
+    """`model_type` of config.json; empty: nothing is known."""
+    rotation_bound: int | None = None
+    """Tokens up to which rotations do not depend on the longest sequence of a pass; None: they never do."""
 
-    def problems(self) -> list[str]:
-        """Return the reason why it cannot be trained, with the models that can; none where nothing forbids it."""
+    def problems(self, context: int | None) -> list[str]:
+        """Return the reasons why it cannot be trained on `context` tokens, each with a fix; None: as many as it takes."""
+        if self.rotation_bound is not None and (context is None or context > self.rotation_bound):
+            return [
+                f"model.path: beyond {self.rotation_bound} tokens, {self.name} rotates positions by the longest sequence of "
+                "a pass (rope_type dynamic or longrope), so a log-prob would depend on the samples beside it; set "
+                f"inference.max_context_tokens to at most {self.rotation_bound}"
+            ]
         if self.experts < 2:
             return []
         return [
@@ -154,7 +164,9 @@ def read_model(path: str, name: str | None = None) -> ModelFacts:
     except (OSError, ValueError):
         named = re.match(rf"qwen3-({'|'.join(map(re.escape, _PUBLISHED))})(?![\w.])", Path(path).name.lower())
         shape = None if named is None else _PUBLISHED[named[1]]
-        return ModelFacts(name=name, shape=shape, experts=0 if shape is None else shape.experts)
+        if shape is None:
+            return ModelFacts(name=name, shape=None)
+        return ModelFacts(name=name, shape=shape, experts=shape.experts, architecture=shape.kind)
     text = config.get("text_config") or config
     try:
         shape = _from_config(text)
@@ -162,7 +174,14 @@ def read_model(path: str, name: str | None = None) -> ModelFacts:
         shape = None
     given = [text.get(key) for key in _EXPERT_KEYS]
     experts = max((count for count in given if isinstance(count, int)), default=0)
-    return ModelFacts(name=name, shape=shape, experts=experts, has_windows=_has_windows(config))
+    return ModelFacts(
+        name=name,
+        shape=shape,
+        experts=experts,
+        has_windows=_has_windows(config),
+        architecture=text.get("model_type", ""),
+        rotation_bound=_rotation_bound(text),
+    )
 
 
 def model_of(config: ModelConfig) -> ModelFacts:
@@ -190,6 +209,14 @@ def _from_config(config: dict[str, Any]) -> ModelShape | None:
         experts_per_token=config["num_experts_per_tok"] if mixed else 1,
         kind=kind,
     )
+
+
+def _rotation_bound(config: dict[str, Any]) -> int | None:
+    given: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if (given.get("rope_type") or given.get("type")) not in ("dynamic", "longrope"):
+        return None
+    name = "original_max_position_embeddings"
+    return given.get(name) or config.get(name) or config.get("max_position_embeddings")
 
 
 def _has_windows(config: dict[str, Any]) -> bool:

@@ -73,7 +73,7 @@ def plan_run(run: RunConfig, root: Path = Path("/"), *, resumes: bool = False) -
         shared_gpus=shared_gpus(run),
         missing_gpus=tuple(missing_gpus(run, root)),
         problems=(
-            *model.problems(),
+            *model.problems(run.inference.context_limit),
             *mesh_problems(run.trainer, model),
             *adapter_problems(run.trainer, model.shape),
         ),

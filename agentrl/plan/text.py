@@ -19,7 +19,7 @@ from agentrl.plan.model import ModelShape
 from agentrl.plan.places import num_workers
 from agentrl.plan.plan import Plan
 from agentrl.processes.ray import ray_address
-from agentrl.trainer.parallel.shape import MeshShape
+from agentrl.trainer.parallel.shape import MeshShape, reason_against_sharing
 
 
 def resolved_yaml(config: RunConfig) -> str:
@@ -41,6 +41,7 @@ def describe_plan(plan: Plan) -> str:
         ("weights", _weights(config)),
         ("servers", _servers(config)),
         *([("cluster", _ray_cluster(config))] if config.cluster.launcher == "ray" else []),
+        *_prefixes(plan),
         *_split(plan),
         *_memory(plan),
         ("sampling", _sampling(config)),
@@ -57,6 +58,17 @@ def describe_plan(plan: Plan) -> str:
         *([("trackers", _trackers(config))] if config.track else []),
     ]
     return "\n".join(f"{name:<11} {text}" for name, text in rows)
+
+
+def _prefixes(plan: Plan) -> list[tuple[str, str]]:
+    trainer, model = plan.run.trainer, plan.model
+    if not model.architecture or trainer.shared_prefixes == "off":
+        return []
+    cp = trainer.parallel.shape.cp
+    reason = reason_against_sharing(model.architecture, has_windows=model.has_windows, cp=cp)
+    if reason is None:
+        return []
+    return [("prefixes", f"trainer.shared_prefixes: auto changes nothing here, because {reason}")]
 
 
 def _split(plan: Plan) -> list[tuple[str, str]]:

@@ -125,9 +125,10 @@ class TrainerConfig(Config):
     epochs: int = Field(default=1, ge=1, le=64)
     """Passes over a batch; each splits it into minibatches anew, and all clip around the weights before the first."""
     microbatch_tokens: int = Field(default=4096, ge=1)
-    """Tokens, padding included, of one forward pass; affects memory, never the result."""
+    """Tokens, padding included, of one forward pass; affects memory, and the result within rounding."""
     shared_prefixes: Literal["auto", "off"] = "auto"
-    """`auto`: a pass computes what its sequences have in common once, where that saves tokens; the result is the same."""
+    """`auto`: a pass computes what its sequences have in common once, where that saves tokens; the
+    result is the same within rounding."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third slower."""
     max_bad_steps: int = Field(default=3, ge=1)

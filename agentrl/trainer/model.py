@@ -1,8 +1,8 @@
 """A Hugging Face causal model as a function from tokens to log-probs, computed only where they are needed.
 
 Invariant: the log-prob of a trained token is log_softmax(logits / temperature) of the model without dropout. It does not
-depend on the other sequences of the forward pass. Weights and gradients are float32; in bfloat16, the forward pass uses
-copies and is exactly that of a bfloat16 model, also where it is recomputed for the backward pass.
+depend on the other sequences of the forward pass, except by rounding. Weights and gradients are float32; in bfloat16, the
+forward pass uses copies and is exactly that of a bfloat16 model, also where it is recomputed for the backward pass.
 
 Legend: B sequences of a microbatch, T its longest length, n trained tokens, V vocabulary, D hidden size.
 """

@@ -26,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentrl.algo.prefixes import TokenTree
 from agentrl.trainer.flex import LEAST_SIZE, tree_attention, tree_mask
-from agentrl.trainer.parallel.shape import has_windows
+from agentrl.trainer.parallel.shape import has_windows, reason_against_sharing
 
 SHARED_ATTENTION = "agentrl_shared_prefixes"
 """Name under which transformers finds the attention. Without a mask of that name, transformers makes none."""
@@ -81,9 +81,10 @@ def shared_row(tree: TokenTree, device: torch.device, *, one_kernel: bool | None
 def share_prefixes(module: PreTrainedModel) -> bool:
     """Let `module` compute rows that are trees; return False and change nothing where it cannot.
 
-    It cannot if layers attend within a window, or if its attention cannot be replaced.
+    `reason_against_sharing` says where.
     """
-    if has_windows(module.config) or not getattr(module, "_supports_attention_backend", False):
+    config = module.config
+    if reason_against_sharing(config.model_type, has_windows=has_windows(config), cp=1) is not None:
         return False
     module.set_attn_implementation(SHARED_ATTENTION)
     return True

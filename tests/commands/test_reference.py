@@ -6,13 +6,35 @@ import subprocess
 
 import pytest
 
+from agentrl.algo.config import SHORT, SHORT_CORRECTION
 from agentrl.commands.explain import describe_fields, explain_name
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.describe import config_fields
 from agentrl.errors import ConfigError
+from agentrl.observe.metric_keys import METRIC_KEYS
 from tests.support.cli import AGENTRL, status_here
 
 BASE = {"workflow": "my:Agent", "tasks": {"path": "t.jsonl"}, "model": {"path": "m"}}
+
+
+def test_a_short_field_is_explained_and_guessed_like_the_others() -> None:
+    for name in ("preset", *SHORT, *SHORT_CORRECTION):
+        assert explain_name(f"algorithm.{name}").startswith(f"algorithm.{name}\n")
+        assert f"algorithm.{name}" in explain_name("algorithm")
+    for wrong, meant in (("clip_lo", "clip_low"), ("preste", "preset")):
+        with pytest.raises(ConfigError, match=rf"did you mean algorithm\.{meant}"):
+            parse_config(BASE, [f"--algorithm.{wrong}", "1"])
+
+
+def test_a_misspelled_field_of_the_trainer_is_no_metric_of_another_trainer() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean trainer\.shared_prefixes"):
+        explain_name("trainer.shared_prefix")
+    assert "a trainer of one's own" in explain_name("trainer.entropy_of_mine")
+
+
+def test_the_text_of_a_metric_has_its_subject() -> None:
+    assert "    tokens of the batch's branches that ran through the model\n" in explain_name("trainer.computed_tokens")
+    assert not [key for key in METRIC_KEYS if key.meaning.startswith(("of these", "of those", "the same"))]
 
 
 def test_a_field_is_explained_with_type_unit_default_and_flag() -> None:

@@ -199,6 +199,46 @@ def test_a_mixture_of_experts_is_refused_with_what_is_supported(
         load_parts(plan)
 
 
+@pytest.mark.parametrize(
+    ("rotations", "limit", "bound"),
+    [
+        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 4096}, None, 4096),
+        ({"rope_parameters": {"rope_type": "dynamic"}, "max_position_embeddings": 2048}, 2049, 2048),
+        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 512}}, 512, None),
+        ({"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 512}}, None, None),
+    ],
+)
+def test_rotations_by_the_longest_sequence_of_a_pass_are_refused_beyond_their_bound(
+    tmp_path: Path, rotations: dict[str, Any], limit: int | None, bound: int | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi3", **rotations}))
+    run = HERE | {"model": {"path": str(tmp_path)}, "inference": {"backend": "sglang", "max_context_tokens": limit}}
+    problems = plan_run(parse_config(run)).problems
+    assert len(problems) == (bound is not None)
+    for problem in problems:
+        assert problem.endswith(f"set inference.max_context_tokens to at most {bound}")
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "reason"),
+    [
+        ({"model_type": "phi3"}, [], "only llama, qwen2, qwen3 models share, and this is phi3"),
+        ({"model_type": "qwen2", "sliding_window": 8}, [], "layers attend within a window"),
+        ({"model_type": "qwen3"}, ["--trainer.parallel.cp", "2"], "trainer.parallel.cp splits sequences"),
+        ({"model_type": "qwen3"}, [], None),
+        ({"model_type": "phi3"}, ["--trainer.shared_prefixes", "off"], None),
+    ],
+)
+def test_the_plan_says_why_samples_share_no_prefixes(
+    tmp_path: Path, config: dict[str, Any], flags: list[str], reason: str | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = describe_plan(plan_run(parse_config(HERE | {"model": {"path": str(tmp_path)}}, flags)))
+    row = f"prefixes    trainer.shared_prefixes: auto changes nothing here, because {reason}"
+    assert (row in text.splitlines()) == (reason is not None)
+    assert ("prefixes  " in text) == (reason is not None)
+
+
 @pytest.mark.parametrize("config", [{"model_type": "qwen3"}, {"num_experts": 1}, {"num_experts": None}])
 def test_a_dense_model_is_not_refused(tmp_path: Path, config: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.algo.prefixes import token_tree
 from agentrl.trainer.model import PolicyModel
@@ -99,6 +100,22 @@ def test_a_model_with_windows_computes_sequences_side_by_side(tmp_path: Path) ->
     config |= {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "layer_types": None}
     (path / "config.json").write_text(json.dumps(config))
     assert not PolicyModel(path, device=_CPU, share=True).shares_prefixes
+
+
+def test_a_model_whose_keys_and_values_differ_in_size_computes_sequences_side_by_side(tmp_path: Path) -> None:
+    sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    }
+    config = AutoConfig.for_model("youtu", vocab_size=VOCAB, bos_token_id=1, eos_token_id=2, **shape, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    model = PolicyModel(tmp_path, device=_CPU, share=True)
+    assert not model.shares_prefixes
+    assert computed(model, random_tree(0, 3), share=False)["logprobs"].isfinite().all()
 
 
 def test_what_attention_keeps_for_the_gradient_grows_with_tokens_and_not_with_their_square() -> None:

@@ -13,6 +13,9 @@ from typing import Final, Literal, TypeAlias
 
 from agentrl.errors import ConfigError
 
+SHARING_ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
+"""Architectures, by their `model_type`, whose passes over trees are tested against those over single sequences."""
+
 Axis: TypeAlias = Literal["replicate", "shards", "cp", "tp"]
 """`shards` is dp and cp, over which FSDP cuts weights."""
 
@@ -119,6 +122,17 @@ def check_context_fit(cp: int, *, tp: int, heads: int) -> None:
 def _divisors(number: int) -> str:
     every = [str(way) for way in range(1, number + 1) if number % way == 0]
     return every[0] if len(every) == 1 else f"{', '.join(every[:-1])} or {every[-1]}"
+
+
+def reason_against_sharing(architecture: str, *, has_windows: bool, cp: int) -> str | None:
+    """Return why passes compute a common prefix with each of its samples, in words; None: they compute it once."""
+    if cp > 1:
+        return "trainer.parallel.cp splits sequences"
+    if has_windows:
+        return "layers attend within a window"
+    if architecture not in SHARING_ARCHITECTURES:
+        return f"only {', '.join(SHARING_ARCHITECTURES)} models share, and this is {architecture or 'unknown'}"
+    return None
 
 
 def has_windows(config: object) -> bool:

@@ -12,8 +12,9 @@ from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.guard import GUARDS
 from agentrl.algo.keeps import KEEPS
 from agentrl.algo.losses import POLICY_LOSSES
-from agentrl.algo.slots import Need, Slot, SlotValue, slot_of
+from agentrl.algo.slots import Need, Slot, SlotValue, slot_of, valid_options
 from agentrl.algo.terms import TERMS
+from agentrl.algo.terms.term_options import WeightSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,28 +172,28 @@ def _count(field: str, given: object) -> int | None:
 
 
 def _term(value: SlotValue) -> TermSlot:
-    numbers: dict[str, float] = {}
-    own = TERMS.get(_filled_name(value))
-    whole = value
-    for option, standard in (("weight", None), ("final_weight", None), ("over_steps", 0)):
-        rest, given = _taken(value, option)
-        if own is None or option not in own.options.model_fields:
-            value = rest
-        elif given is None:
-            given = own.options.model_fields[option].get_default()
-        given = standard if given is None else given
-        if isinstance(given, int | float) and not isinstance(given, bool):
-            numbers[option] = given
-        elif given is not None:
-            raise ValueError(f"algorithm.terms: {_filled_name(value)}: expected a number for {option}, got {given!r}")
-    if "weight" not in numbers:
-        name = _filled_name(whole)
+    name = _filled_name(value)
+    numbers: dict[str, object] = {}
+    rest = value
+    for option in WeightSchedule.model_fields:
+        rest, given = _taken(rest, option)
+        if given is None:
+            continue
+        if not isinstance(given, int | float) or isinstance(given, bool):
+            raise ValueError(f"algorithm.terms: {name}: expected a number for {option}, got {given!r}")
+        numbers[option] = given
+    bundled = TERMS.get(name)
+    slot = slot_of("algorithm.terms", rest if bundled is None else value, TERMS)
+    if bundled is None and "weight" not in numbers:
         raise ValueError(f"algorithm.terms: {name} has no weight; give {{{name}: {{weight: 0.01}}}}")
+    kind = WeightSchedule if bundled is None else bundled.options
+    schedule = valid_options("algorithm.terms", name, kind, numbers)
+    assert isinstance(schedule, WeightSchedule), "every term has one"
     return TermSlot(
-        slot=slot_of("algorithm.terms", value, TERMS),
-        weight=numbers["weight"],
-        final_weight=numbers.get("final_weight", numbers["weight"]),
-        over_steps=int(numbers["over_steps"]),
+        slot=slot,
+        weight=schedule.weight,
+        final_weight=schedule.weight if schedule.final_weight is None else schedule.final_weight,
+        over_steps=schedule.over_steps,
     )
 
 

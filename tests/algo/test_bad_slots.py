@@ -65,6 +65,35 @@ def maybe(group):
         ({"policy_loss": "gpso"}, r"algorithm\.policy_loss: there is no 'gpso'; expected ppo, .* or module:function"),
         ({"terms": ["my_terms:pull"]}, r"algorithm\.terms: my_terms:pull has no weight; give \{my_terms:pull: \{weight"),
         ({"terms": [{"entropy": {"final_weight": 0}}]}, r"algorithm\.terms: entropy: expected final_weight and over_steps"),
+        ({"terms": ["entropyy"]}, r"algorithm\.terms: there is no 'entropyy'; expected entropy, "),
+        (
+            {"terms": [{"my_terms:pull": {"weight": 0.1, "final_weight": 0.0, "over_steps": -1}}]},
+            r"algorithm\.terms: my_terms:pull\.over_steps: input should be greater than or equal to 0, got -1",
+        ),
+        (
+            {"terms": [{"kl": {"weight": 0.01, "final_weight": 0.0}}], "reference": {}},
+            r"algorithm\.terms: kl: expected final_weight and over_steps together",
+        ),
+        (
+            {"terms": [{"kl": {"final_weight": -1, "over_steps": 4}}], "reference": {}},
+            r"algorithm\.terms: kl\.final_weight: input should be greater than or equal to 0, got -1",
+        ),
+        (
+            {"terms": [{"my_terms:pull": {"weight": 0.1, "over_steps": 4}}]},
+            r"algorithm\.terms: my_terms:pull: expected final_weight and over_steps together",
+        ),
+        (
+            {"terms": [{"my_terms:pull": {"weight": 0.1, "final_weight": 0.0, "over_steps": 2.5}}]},
+            r"algorithm\.terms: my_terms:pull\.over_steps: input should be a valid integer",
+        ),
+        (
+            {"terms": [{"my_terms:pull": float("nan")}]},
+            r"algorithm\.terms: my_terms:pull\.weight: input should be a finite number, got nan",
+        ),
+        (
+            {"terms": [{"my_terms:pull": "0.1"}]},
+            r"algorithm\.terms: my_terms:pull: expected a number for weight, got '0\.1'",
+        ),
         ({"keep": {"mixed": {"max_groups_per_step": 0}}}, r"algorithm\.keep\.max_groups_per_step: expected a number of at"),
         ({"aggregate": {"fixed": 0}}, r"expected token, turn, sequence or \{fixed: N\} with N of at least 1"),
         ({"preset": "grpoo"}, r"algorithm\.preset: there is no 'grpoo'; expected areal_boba2, ppo, grpo"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from agentrl.algo.advantages import ADVANTAGES
+from agentrl.algo.advantages.advantage_options import EpisodeOptions, PassAtKOptions
 from agentrl.algo.companions import ReferenceConfig
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.guard import GUARDS
@@ -126,10 +127,7 @@ def filled(
     added = tuple(_term(value) for value in terms)
     if critic and not any("values" in term.slot.needs for term in added):
         added = (*added, _term("value"))
-    estimator = slot_of("algorithm.advantage", advantage, ADVANTAGES)
-    if estimator.has_option("group_size") and "group_size" not in estimator.given:
-        given = {**estimator.given, "group_size": group_size}
-        estimator = Slot(field=estimator.field, name=estimator.name, given=given, bundled=estimator.bundled)
+    estimator = _estimator(advantage, group_size)
     chosen = slot_of("algorithm.keep", keep, KEEPS)
     every = (estimator, loss, token, sequence, *(term.slot for term in added))
     _check_needs(every, critic=critic, reference=reference)
@@ -150,6 +148,26 @@ def filled(
             *(each.needs for each in (estimator, loss, token, sequence, *(t.slot for t in added)))
         ),
     )
+
+
+def _estimator(value: SlotValue, group_size: int) -> Slot:
+    slot = slot_of("algorithm.advantage", value, ADVANTAGES)
+    if slot.bundled is None:
+        return slot
+    options = valid_options(slot.field, slot.name, slot.bundled.options, slot.given)
+    if isinstance(options, PassAtKOptions) and options.k > group_size:
+        raise ValueError(
+            f"{slot.field}: {slot.name} grades {options.k} attempts together, and a group has {group_size}; give a k of at "
+            f"most {group_size}, or raise algorithm.group_size"
+        )
+    if not isinstance(options, EpisodeOptions):
+        return slot
+    if options.group_size not in (None, group_size):
+        raise ValueError(
+            f"{slot.field}: {slot.name} has a group_size of {options.group_size}, and algorithm.group_size is {group_size}; "
+            "remove the first, or set it to null to scale no advantages"
+        )
+    return replace(slot, given={"group_size": group_size, **slot.given})
 
 
 def _filled_name(value: SlotValue) -> str:

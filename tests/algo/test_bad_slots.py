@@ -94,6 +94,15 @@ def maybe(group):
             {"terms": [{"my_terms:pull": "0.1"}]},
             r"algorithm\.terms: my_terms:pull: expected a number for weight, got '0\.1'",
         ),
+        (
+            {"advantage": {"pass_at_k": 16}, "group_size": 4},
+            r"algorithm\.advantage: pass_at_k grades 16 attempts together, and a group has 4; give a k of at most 4, or "
+            r"raise algorithm\.group_size",
+        ),
+        (
+            {"advantage": {"episode": {"group_size": 4}}, "group_size": 8},
+            r"algorithm\.advantage: episode has a group_size of 4, and algorithm\.group_size is 8; remove the first",
+        ),
         ({"keep": {"mixed": {"max_groups_per_step": 0}}}, r"algorithm\.keep\.max_groups_per_step: expected a number of at"),
         ({"aggregate": {"fixed": 0}}, r"expected token, turn, sequence or \{fixed: N\} with N of at least 1"),
         ({"preset": "grpoo"}, r"algorithm\.preset: there is no 'grpoo'; expected areal_boba2, ppo, grpo"),

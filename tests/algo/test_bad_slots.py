@@ -103,6 +103,15 @@ def maybe(group):
             {"advantage": {"episode": {"group_size": 4}}, "group_size": 8},
             r"algorithm\.advantage: episode has a group_size of 4, and algorithm\.group_size is 8; remove the first",
         ),
+        (
+            {"correction": {"token": {"icepop": {"low": 5, "high": 0.5}}}},
+            r"algorithm\.correction\.token: icepop: expected low below high; between 5 and 0\.5 no token stays",
+        ),
+        (
+            {"correction": {"sequence": {"geometric_mask": {"low": 2, "high": 0.5}}}},
+            r"algorithm\.correction\.sequence: geometric_mask: expected low below high",
+        ),
+        ({"correction": {"token": {"icepop": {"low": 6}}}}, r"icepop: expected low below high; between 6 and 5"),
         ({"keep": {"mixed": {"max_groups_per_step": 0}}}, r"algorithm\.keep\.max_groups_per_step: expected a number of at"),
         ({"aggregate": {"fixed": 0}}, r"expected token, turn, sequence or \{fixed: N\} with N of at least 1"),
         ({"preset": "grpoo"}, r"algorithm\.preset: there is no 'grpoo'; expected areal_boba2, ppo, grpo"),

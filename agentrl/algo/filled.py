@@ -113,7 +113,7 @@ def filled(
         ValueError: a name does not exist, options do not fit, or slots contradict each other.
     """
     keep, most = _taken(keep, "max_groups_per_step")
-    policy_loss, own_dense = _taken(policy_loss, "dense") if ":" in _filled_name(policy_loss) else (policy_loss, None)
+    policy_loss, own_dense = _own_dense(policy_loss)
     loss = slot_of("algorithm.policy_loss", policy_loss, POLICY_LOSSES)
     corrects = loss.bundled is not None and loss.bundled.corrects
     token = slot_of("algorithm.correction.token", correction.get("token", "none" if corrects else "mask"), CORRECTIONS)
@@ -129,11 +129,15 @@ def filled(
         added = (*added, _term("value"))
     estimator = _estimator(advantage, group_size)
     chosen = slot_of("algorithm.keep", keep, KEEPS)
+    if chosen.name == "all" and most is not None:
+        raise ValueError(
+            "algorithm.keep: all keeps each group, so max_groups_per_step does nothing; remove it, or choose mixed"
+        )
     every = (estimator, loss, token, sequence, *(term.slot for term in added))
     _check_needs(every, critic=critic, reference=reference)
     return AlgorithmSlots(
         keep=chosen,
-        max_groups_per_step=None if chosen.name == "all" else _count("algorithm.keep.max_groups_per_step", most),
+        max_groups_per_step=_count("algorithm.keep.max_groups_per_step", most),
         advantage=estimator,
         policy_loss=loss,
         proximal=slot_of("algorithm.correction.proximal", correction.get("proximal", "forward"), PROXIMALS),
@@ -143,7 +147,7 @@ def filled(
         aggregate=cast("Literal['token', 'turn', 'sequence']", aggregate) if isinstance(aggregate, str) else "fixed",
         guard=slot_of("algorithm.guard", guard, GUARDS),
         fixed_length=1 if isinstance(aggregate, str) else aggregate["fixed"],
-        dense=bool(own_dense) or (loss.bundled is not None and loss.bundled.dense) or any(map(_is_dense, added)),
+        dense=own_dense or (loss.bundled is not None and loss.bundled.dense) or any(map(_is_dense, added)),
         needs=frozenset[Need]().union(
             *(each.needs for each in (estimator, loss, token, sequence, *(t.slot for t in added)))
         ),
@@ -181,6 +185,17 @@ def _taken(value: SlotValue, option: str) -> tuple[SlotValue, object]:
     name = _filled_name(value)
     rest = {key: each for key, each in value[name].items() if key != option}
     return ({name: rest} if rest else name), value[name].get(option)
+
+
+def _own_dense(value: SlotValue) -> tuple[SlotValue, bool]:
+    """Return a policy loss without the option `dense`, which those of users have, and what was given for it."""
+    name = _filled_name(value)
+    if ":" not in name:
+        return value, False
+    value, given = _taken(value, "dense")
+    if given is None or isinstance(given, bool):
+        return value, bool(given)
+    raise ValueError(f"algorithm.policy_loss: {name}: expected true or false for dense, got {given!r}")
 
 
 def _count(field: str, given: object) -> int | None:

@@ -112,6 +112,15 @@ def maybe(group):
             r"algorithm\.correction\.sequence: geometric_mask: expected low below high",
         ),
         ({"correction": {"token": {"icepop": {"low": 6}}}}, r"icepop: expected low below high; between 6 and 5"),
+        (
+            {"keep": {"mixed": 1}, "groups_per_step": 2},
+            r"algorithm\.keep\.max_groups_per_step: 1 is below algorithm\.groups_per_step, 2, so nothing could be left out",
+        ),
+        ({"keep": {"all": 64}}, r"algorithm\.keep: all keeps each group, so max_groups_per_step does nothing; remove it"),
+        (
+            {"policy_loss": {"my_losses:my_gspo": {"dense": "false"}}},
+            r"algorithm\.policy_loss: my_losses:my_gspo: expected true or false for dense, got 'false'",
+        ),
         ({"keep": {"mixed": {"max_groups_per_step": 0}}}, r"algorithm\.keep\.max_groups_per_step: expected a number of at"),
         ({"aggregate": {"fixed": 0}}, r"expected token, turn, sequence or \{fixed: N\} with N of at least 1"),
         ({"preset": "grpoo"}, r"algorithm\.preset: there is no 'grpoo'; expected areal_boba2, ppo, grpo"),

@@ -155,7 +155,12 @@ class AlgorithmConfig(Config):
 
     @model_validator(mode="after")
     def _check_slots(self) -> AlgorithmConfig:
-        advantage = self.slots.advantage
+        advantage, most = self.slots.advantage, self.slots.max_groups_per_step
+        if most is not None and most < self.groups_per_step:
+            raise ValueError(
+                f"algorithm.keep.max_groups_per_step: {most} is below algorithm.groups_per_step, {self.groups_per_step}, so "
+                "nothing could be left out; raise it, such as to four times groups_per_step"
+            )
         if self.normalize != "none" and "batch" in advantage.needs:
             raise ValueError(
                 f"algorithm.normalize: {advantage.name} normalizes over the batch itself; remove normalize, or "

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from agentrl.algo.advantages import ADVANTAGES
+from agentrl.algo.advantages.advantage_options import EpisodeOptions, PassAtKOptions
 from agentrl.algo.companions import ReferenceConfig
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.guard import GUARDS
 from agentrl.algo.keeps import KEEPS
 from agentrl.algo.losses import POLICY_LOSSES
-from agentrl.algo.slots import Need, Slot, SlotValue, slot_of
+from agentrl.algo.slots import Need, Slot, SlotValue, slot_of, valid_options
 from agentrl.algo.terms import TERMS
+from agentrl.algo.terms.term_options import WeightSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,7 @@ def filled(
         ValueError: a name does not exist, options do not fit, or slots contradict each other.
     """
     keep, most = _taken(keep, "max_groups_per_step")
-    policy_loss, own_dense = _taken(policy_loss, "dense") if ":" in _filled_name(policy_loss) else (policy_loss, None)
+    policy_loss, own_dense = _own_dense(policy_loss)
     loss = slot_of("algorithm.policy_loss", policy_loss, POLICY_LOSSES)
     corrects = loss.bundled is not None and loss.bundled.corrects
     token = slot_of("algorithm.correction.token", correction.get("token", "none" if corrects else "mask"), CORRECTIONS)
@@ -125,16 +127,17 @@ def filled(
     added = tuple(_term(value) for value in terms)
     if critic and not any("values" in term.slot.needs for term in added):
         added = (*added, _term("value"))
-    estimator = slot_of("algorithm.advantage", advantage, ADVANTAGES)
-    if estimator.has_option("group_size") and "group_size" not in estimator.given:
-        given = {**estimator.given, "group_size": group_size}
-        estimator = Slot(field=estimator.field, name=estimator.name, given=given, bundled=estimator.bundled)
+    estimator = _estimator(advantage, group_size)
     chosen = slot_of("algorithm.keep", keep, KEEPS)
+    if chosen.name == "all" and most is not None:
+        raise ValueError(
+            "algorithm.keep: all keeps each group, so max_groups_per_step does nothing; remove it, or choose mixed"
+        )
     every = (estimator, loss, token, sequence, *(term.slot for term in added))
     _check_needs(every, critic=critic, reference=reference)
     return AlgorithmSlots(
         keep=chosen,
-        max_groups_per_step=None if chosen.name == "all" else _count("algorithm.keep.max_groups_per_step", most),
+        max_groups_per_step=_count("algorithm.keep.max_groups_per_step", most),
         advantage=estimator,
         policy_loss=loss,
         proximal=slot_of("algorithm.correction.proximal", correction.get("proximal", "forward"), PROXIMALS),
@@ -144,11 +147,31 @@ def filled(
         aggregate=cast("Literal['token', 'turn', 'sequence']", aggregate) if isinstance(aggregate, str) else "fixed",
         guard=slot_of("algorithm.guard", guard, GUARDS),
         fixed_length=1 if isinstance(aggregate, str) else aggregate["fixed"],
-        dense=bool(own_dense) or (loss.bundled is not None and loss.bundled.dense) or any(map(_is_dense, added)),
+        dense=own_dense or (loss.bundled is not None and loss.bundled.dense) or any(map(_is_dense, added)),
         needs=frozenset[Need]().union(
             *(each.needs for each in (estimator, loss, token, sequence, *(t.slot for t in added)))
         ),
     )
+
+
+def _estimator(value: SlotValue, group_size: int) -> Slot:
+    slot = slot_of("algorithm.advantage", value, ADVANTAGES)
+    if slot.bundled is None:
+        return slot
+    options = valid_options(slot.field, slot.name, slot.bundled.options, slot.given)
+    if isinstance(options, PassAtKOptions) and options.k > group_size:
+        raise ValueError(
+            f"{slot.field}: {slot.name} grades {options.k} attempts together, and a group has {group_size}; give a k of at "
+            f"most {group_size}, or raise algorithm.group_size"
+        )
+    if not isinstance(options, EpisodeOptions):
+        return slot
+    if options.group_size not in (None, group_size):
+        raise ValueError(
+            f"{slot.field}: {slot.name} has a group_size of {options.group_size}, and algorithm.group_size is {group_size}; "
+            "remove the first, or set it to null to scale no advantages"
+        )
+    return replace(slot, given={"group_size": group_size, **slot.given})
 
 
 def _filled_name(value: SlotValue) -> str:
@@ -164,6 +187,17 @@ def _taken(value: SlotValue, option: str) -> tuple[SlotValue, object]:
     return ({name: rest} if rest else name), value[name].get(option)
 
 
+def _own_dense(value: SlotValue) -> tuple[SlotValue, bool]:
+    """Return a policy loss without the option `dense`, which those of users have, and what was given for it."""
+    name = _filled_name(value)
+    if ":" not in name:
+        return value, False
+    value, given = _taken(value, "dense")
+    if given is None or isinstance(given, bool):
+        return value, bool(given)
+    raise ValueError(f"algorithm.policy_loss: {name}: expected true or false for dense, got {given!r}")
+
+
 def _count(field: str, given: object) -> int | None:
     if given is None or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
         return given
@@ -171,28 +205,28 @@ def _count(field: str, given: object) -> int | None:
 
 
 def _term(value: SlotValue) -> TermSlot:
-    numbers: dict[str, float] = {}
-    own = TERMS.get(_filled_name(value))
-    whole = value
-    for option, standard in (("weight", None), ("final_weight", None), ("over_steps", 0)):
-        rest, given = _taken(value, option)
-        if own is None or option not in own.options.model_fields:
-            value = rest
-        elif given is None:
-            given = own.options.model_fields[option].get_default()
-        given = standard if given is None else given
-        if isinstance(given, int | float) and not isinstance(given, bool):
-            numbers[option] = given
-        elif given is not None:
-            raise ValueError(f"algorithm.terms: {_filled_name(value)}: expected a number for {option}, got {given!r}")
-    if "weight" not in numbers:
-        name = _filled_name(whole)
+    name = _filled_name(value)
+    numbers: dict[str, object] = {}
+    rest = value
+    for option in WeightSchedule.model_fields:
+        rest, given = _taken(rest, option)
+        if given is None:
+            continue
+        if not isinstance(given, int | float) or isinstance(given, bool):
+            raise ValueError(f"algorithm.terms: {name}: expected a number for {option}, got {given!r}")
+        numbers[option] = given
+    bundled = TERMS.get(name)
+    slot = slot_of("algorithm.terms", rest if bundled is None else value, TERMS)
+    if bundled is None and "weight" not in numbers:
         raise ValueError(f"algorithm.terms: {name} has no weight; give {{{name}: {{weight: 0.01}}}}")
+    kind = WeightSchedule if bundled is None else bundled.options
+    schedule = valid_options("algorithm.terms", name, kind, numbers)
+    assert isinstance(schedule, WeightSchedule), "every term has one"
     return TermSlot(
-        slot=slot_of("algorithm.terms", value, TERMS),
-        weight=numbers["weight"],
-        final_weight=numbers.get("final_weight", numbers["weight"]),
-        over_steps=int(numbers["over_steps"]),
+        slot=slot,
+        weight=schedule.weight,
+        final_weight=schedule.weight if schedule.final_weight is None else schedule.final_weight,
+        over_steps=schedule.over_steps,
     )
 
 

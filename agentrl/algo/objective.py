@@ -56,7 +56,7 @@ class Objective:
         self._policy_loss = slots.policy_loss.load(TokenLoss)
         corrections = [slot for slot in (slots.token, slots.sequence) if slot.name != "none"]
         self._corrections = [slot.load(Weights) for slot in corrections]
-        self._guard = slots.guard.load(float)
+        self._guard = slots.guard.load(object)
         self._terms = [_Term(slot=term, function=term.slot.load(TokenLoss)) for term in slots.terms]
         loaded = [self._policy_loss, *self._corrections, *(term.function for term in self._terms)]
         self._functions = [self._proximal, *loaded]
@@ -139,6 +139,8 @@ class Objective:
             ConfigError: the function of the slot raised, or returned something else.
         """
         factor = self._guard(ratio)
+        if not isinstance(factor, int | float) or isinstance(factor, bool):
+            raise ConfigError(f"{self._guard.where} returned a {type(factor).__name__}; return a float from 0 to 1")
         if not 0 <= factor <= 1:
             raise ConfigError(
                 f"{self._guard.where} returned {factor} for {ratio:g} effective samples a sample; return a factor of the "

@@ -100,7 +100,7 @@ class Slot:
         function = cast("Callable[..., Result]", found)
         takes = _parameters(self, function)
         model = self.bundled.options if self.bundled is not None else _options_model(self, function, takes)
-        options = _validated(self.field, self.name, model, self.given)
+        options = valid_options(self.field, self.name, model, self.given)
         return Loaded(slot=self, function=function, options=options, takes_options=len(takes) > 1, kind=kind)
 
 
@@ -151,7 +151,7 @@ def slot_of(field: str, value: SlotValue, table: Mapping[str, Bundled]) -> Slot:
         raise ValueError(f"{field}: there is no {name!r}; expected {', '.join(table)}, or module:function of your own")
     if bundled is not None:
         try:
-            _validated(field, name, bundled.options, given)
+            valid_options(field, name, bundled.options, given)
         except ConfigError as error:
             raise ValueError(str(error)) from None
     return Slot(field=field, name=name, given=given, bundled=bundled)
@@ -235,7 +235,8 @@ def _options_model(slot: Slot, function: Callable[..., object], parameters: list
     return model
 
 
-def _validated(field: str, name: str, model: type[BaseModel], given: Mapping[str, object]) -> BaseModel:
+def valid_options(field: str, name: str, model: type[BaseModel], given: Mapping[str, object]) -> BaseModel:
+    """Return the options `given` for the function `name`; raises ConfigError, which names what does not fit."""
     unknown = [key for key in given if key not in model.model_fields]
     if unknown:
         known = ", ".join(model.model_fields) or "none"

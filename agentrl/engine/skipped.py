@@ -15,6 +15,8 @@ from typing import Final
 import numpy as np
 
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.algo.keeps import mixed_returns
+from agentrl.algo.slots import NoOptions
 from agentrl.engine.config import EngineConfig
 from agentrl.errors import ErrorBudgetExceeded, NothingLearned, RolloutWorkerDied
 from agentrl.rollout.config import RolloutConfig
@@ -157,6 +159,12 @@ class SkippedSteps:
 def explain_skip(skipped: str, groups: Sequence[Group], algorithm: AlgorithmConfig) -> str:
     """Return the reason of a skipped step and the remedy, for `skipped` as `StepReport` and `PreparedBatch` give it."""
     if skipped == "zero_variance":
+        if different := sum(mixed_returns(group, NoOptions()) for group in groups):
+            return (
+                f"the advantages of {len(groups)} of {len(groups)} groups are all 0, although the episodes of {different} "
+                f"differ in their return, which algorithm.advantage: {algorithm.advantage_name} does not tell apart; give "
+                "it other options, such as a smaller k, or choose another advantage"
+            )
         return f"{len(groups)} of {len(groups)} groups have equal returns; {_equal_returns(groups, algorithm)}"
     if skipped == "no_tokens":
         return (

@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import ModelConfig
+from agentrl.errors import ConfigError
+from agentrl.weights.model_files import weight_files
 
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Fields of config.json that give the number of experts, by family."""
+_PREFIX = "model."
+"""Beginning of the names of weights within the decoder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +191,20 @@ def read_model(path: str, name: str | None = None) -> ModelFacts:
 def model_of(config: ModelConfig) -> ModelFacts:
     """Return the facts about the model of a run file."""
     return read_model(config.local_path or config.path, config.path)
+
+
+def pattern_problems(trainable: str | None, config: ModelConfig) -> list[str]:
+    """Return an error where `trainer.trainable` matches no weight of a model that is on the disk; its headers are read."""
+    if trainable is None:
+        return []
+    try:
+        names = sorted(name for tensors in weight_files(Path(config.local_path or config.path)).values() for name in tensors)
+    except ConfigError:
+        return []  # it is not here, or the trainer says what is wrong with it
+    # A checkpoint of the decoder alone leaves out the prefix of the names by which its weights are trained.
+    if not names or any(re.search(trainable, each) for name in names for each in (name, f"{_PREFIX}{name}")):
+        return []
+    return [f"trainer.trainable: {trainable!r} matches no weight of {config.path}; it has such as {', '.join(names[:3])}"]
 
 
 def _from_config(config: dict[str, Any]) -> ModelShape | None:

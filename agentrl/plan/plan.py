@@ -15,7 +15,7 @@ from agentrl.config.route import Route
 from agentrl.plan.basis import local_gpu
 from agentrl.plan.memory import RunMemory, adapter_problems, run_memory
 from agentrl.plan.mesh import mesh_problems
-from agentrl.plan.model import ModelFacts, model_of
+from agentrl.plan.model import ModelFacts, model_of, pattern_problems
 from agentrl.plan.places import missing_gpus, shared_gpus, trainer_gpus
 from agentrl.plan.resizing import split_of
 from agentrl.plan.split import resolve_run
@@ -76,5 +76,6 @@ def plan_run(run: RunConfig, root: Path = Path("/"), *, resumes: bool = False) -
             *model.problems(run.inference.context_limit),
             *mesh_problems(run.trainer, model),
             *adapter_problems(run.trainer, model.shape),
+            *pattern_problems(run.trainer.trainable, run.model),
         ),
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final, Literal, cast, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from agentrl.config.base import Config, Device, Seed
 from agentrl.errors import ConfigError
@@ -137,6 +138,17 @@ class TrainerConfig(Config):
     """Deadline of one call to the worker, seconds; a worker that is late, such as a stopped one, is killed."""
     restarts: int = Field(default=3, ge=0)
     """How often within an hour a run whose trainer worker died continues from its newest checkpoint, as `--resume` does."""
+
+    @field_validator("trainable")
+    @classmethod
+    def _check_pattern(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(
+                f"expected a regular expression, got {pattern!r}: {error}; give such as layers\\.0\\."
+            ) from None
+        return pattern
 
 
 def snapshot_kind(setting: Literal["auto", "host", "stream"], num_bytes: int, free: int | None) -> Literal["host", "stream"]:

@@ -154,16 +154,18 @@ class Adapter:
                 _fill_part(layer.lora_A, drawn)
                 held_box(layer.lora_B).elements.zero_()
 
-    def read(self, stored: Mapping[str, StoredTensor], where: object) -> None:
-        """Replace A and B by those of `stored`, by PEFT's names; a ConfigError changes nothing."""
+    def read(self, stored: Mapping[str, StoredTensor], alpha: float, where: object) -> None:
+        """Replace A and B by those of `stored`, trained with `alpha`, by PEFT's names; a ConfigError changes nothing."""
         wanted = dict(self.matrices().values())
         different = sorted(wanted.keys() ^ stored.keys()) or sorted(
             name for name, parameter in wanted.items() if stored[name].shape != tuple(parameter.shape)
         )
-        if different:
+        if different or alpha != self.config.alpha:
+            found = f"{different[:3]}" if different else f"it was trained with alpha {alpha:g}"
             raise ConfigError(
                 f"{where}: the adapter does not fit trainer.lora (rank {self.config.rank}, targets "
-                f"{', '.join(self.config.targets)}): {different[:3]}; continue with the settings that it was trained with"
+                f"{', '.join(self.config.targets)}, alpha {self.config.alpha:g}): {found}; continue with the settings that "
+                "it was trained with"
             )
         with torch.no_grad():
             for name, parameter in wanted.items():

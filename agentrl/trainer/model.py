@@ -50,7 +50,7 @@ from agentrl.trainer.precision import compute_in_bfloat16
 from agentrl.trainer.shared import SharedRow, share_prefixes, shared_row
 from agentrl.types import BoolArray, Float32Array, Int32Array
 from agentrl.weights.model_files import model_tensors
-from agentrl.weights.peft_files import AdapterBase, base_digest, check_base, is_adapter
+from agentrl.weights.peft_files import AdapterBase, base_digest, check_base, is_adapter, read_adapter_config
 from agentrl.weights.tensors import RawTensor, StoredTensor
 
 
@@ -369,7 +369,7 @@ class PolicyModel:
                 "this directory as model.path"
             )
         check_base(where, self.base)
-        self.adapter.read(weights, where)
+        self.adapter.read(weights, read_adapter_config(where).lora_alpha, where)
 
     @property
     def _base(self) -> nn.Module:

@@ -136,10 +136,17 @@ def read_adapter_config(directory: Path) -> PeftConfig:
 def read_adapter_base(directory: Path) -> AdapterBase:
     """Return the base of the adapter in `directory`; raises ConfigError where it does not say."""
     path = directory / ADAPTER_BASE_FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"{path}: no such file, in which agentrl writes the digest of the base, and PEFT has none; give the directory "
+            "of the base to `agentrl merge` with --base"
+        )
     try:
         return msgspec.json.decode(path.read_bytes(), type=AdapterBase)
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path}: no readable digest of the base model ({error}); agentrl writes one") from error
+        raise ConfigError(
+            f"{path}: no readable digest of the base model ({error}); restore the file that agentrl wrote"
+        ) from error
 
 
 def check_base(directory: Path, expected: AdapterBase) -> None:

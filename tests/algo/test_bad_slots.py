@@ -65,6 +65,62 @@ def maybe(group):
         ({"policy_loss": "gpso"}, r"algorithm\.policy_loss: there is no 'gpso'; expected ppo, .* or module:function"),
         ({"terms": ["my_terms:pull"]}, r"algorithm\.terms: my_terms:pull has no weight; give \{my_terms:pull: \{weight"),
         ({"terms": [{"entropy": {"final_weight": 0}}]}, r"algorithm\.terms: entropy: expected final_weight and over_steps"),
+        ({"terms": ["entropyy"]}, r"algorithm\.terms: there is no 'entropyy'; expected entropy, "),
+        (
+            {"terms": [{"my_terms:pull": {"weight": 0.1, "final_weight": 0.0, "over_steps": -1}}]},
+            r"algorithm\.terms: my_terms:pull\.over_steps: input should be greater than or equal to 0, got -1",
+        ),
+        (
+            {"terms": [{"kl": {"weight": 0.01, "final_weight": 0.0}}], "reference": {}},
+            r"algorithm\.terms: kl: expected final_weight and over_steps together",
+        ),
+        (
+            {"terms": [{"kl": {"final_weight": -1, "over_steps": 4}}], "reference": {}},
+            r"algorithm\.terms: kl\.final_weight: input should be greater than or equal to 0, got -1",
+        ),
+        (
+            {"terms": [{"my_terms:pull": {"weight": 0.1, "over_steps": 4}}]},
+            r"algorithm\.terms: my_terms:pull: expected final_weight and over_steps together",
+        ),
+        (
+            {"terms": [{"my_terms:pull": {"weight": 0.1, "final_weight": 0.0, "over_steps": 2.5}}]},
+            r"algorithm\.terms: my_terms:pull\.over_steps: input should be a valid integer",
+        ),
+        (
+            {"terms": [{"my_terms:pull": float("nan")}]},
+            r"algorithm\.terms: my_terms:pull\.weight: input should be a finite number, got nan",
+        ),
+        (
+            {"terms": [{"my_terms:pull": "0.1"}]},
+            r"algorithm\.terms: my_terms:pull: expected a number for weight, got '0\.1'",
+        ),
+        (
+            {"advantage": {"pass_at_k": 16}, "group_size": 4},
+            r"algorithm\.advantage: pass_at_k grades 16 attempts together, and a group has 4; give a k of at most 4, or "
+            r"raise algorithm\.group_size",
+        ),
+        (
+            {"advantage": {"episode": {"group_size": 4}}, "group_size": 8},
+            r"algorithm\.advantage: episode has a group_size of 4, and algorithm\.group_size is 8; remove the first",
+        ),
+        (
+            {"correction": {"token": {"icepop": {"low": 5, "high": 0.5}}}},
+            r"algorithm\.correction\.token: icepop: expected low below high; between 5 and 0\.5 no token stays",
+        ),
+        (
+            {"correction": {"sequence": {"geometric_mask": {"low": 2, "high": 0.5}}}},
+            r"algorithm\.correction\.sequence: geometric_mask: expected low below high",
+        ),
+        ({"correction": {"token": {"icepop": {"low": 6}}}}, r"icepop: expected low below high; between 6 and 5"),
+        (
+            {"keep": {"mixed": 1}, "groups_per_step": 2},
+            r"algorithm\.keep\.max_groups_per_step: 1 is below algorithm\.groups_per_step, 2, so nothing could be left out",
+        ),
+        ({"keep": {"all": 64}}, r"algorithm\.keep: all keeps each group, so max_groups_per_step does nothing; remove it"),
+        (
+            {"policy_loss": {"my_losses:my_gspo": {"dense": "false"}}},
+            r"algorithm\.policy_loss: my_losses:my_gspo: expected true or false for dense, got 'false'",
+        ),
         ({"keep": {"mixed": {"max_groups_per_step": 0}}}, r"algorithm\.keep\.max_groups_per_step: expected a number of at"),
         ({"aggregate": {"fixed": 0}}, r"expected token, turn, sequence or \{fixed: N\} with N of at least 1"),
         ({"preset": "grpoo"}, r"algorithm\.preset: there is no 'grpoo'; expected areal_boba2, ppo, grpo"),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.loss_batch import LossBatch, TokenLoss, Weights, mean
 from agentrl.algo.losses import POLICY_LOSSES
@@ -17,7 +18,6 @@ from agentrl.algo.losses.clipped import m2po
 from agentrl.algo.losses.loss_options import M2poOptions
 from agentrl.algo.slots import Bundled, NoOptions
 from agentrl.algo.terms import TERMS
-from agentrl.algo.terms.term_options import EntropyOptions, weight_at
 from agentrl.config.base import Config
 from agentrl.testing import check_correction, check_policy_loss
 from agentrl.testing.properties.loss_batches import random_batch, samples_of
@@ -146,12 +146,16 @@ def test_the_centre_of_the_trust_region_is_the_forward_pass_the_versions_or_the_
     assert got["versions"] == pytest.approx([-1.5, -1.0, -0.4 + 0.75 * -1.6])
 
 
-def test_the_weight_of_the_entropy_falls_in_a_line_and_then_stays() -> None:
-    options = EntropyOptions(weight=0.4, final_weight=0.0, over_steps=4)
-    assert [weight_at(options, step) for step in (0, 1, 3, 4, 9)] == pytest.approx([0.4, 0.3, 0.1, 0.0, 0.0])
-    assert weight_at(EntropyOptions(weight=0.4), 9) == 0.4
-    with pytest.raises(ValueError, match="together"):
-        EntropyOptions(final_weight=0.0)
+@pytest.mark.parametrize("name", ["entropy", "kl", "my_terms:pull"])
+def test_the_weight_of_a_term_falls_in_a_line_and_then_stays(name: str) -> None:
+    def weights(options: dict[str, float]) -> list[float]:
+        fields = {"terms": [{name: options}], "reference": {} if name == "kl" else None}
+        [term] = AlgorithmConfig.model_validate(fields).slots.terms
+        return [term.weight_at(step) for step in (0, 1, 3, 4, 9)]
+
+    falling = {"weight": 0.4, "final_weight": 0.0, "over_steps": 4}
+    assert weights(falling) == pytest.approx([0.4, 0.3, 0.1, 0.0, 0.0])
+    assert weights({"weight": 0.4}) == [0.4] * 5
 
 
 # Negative controls: the checks see what is wrong with these.

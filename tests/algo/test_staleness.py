@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,6 +55,15 @@ def test_the_factor_is_the_root_of_the_ratio_over_its_base_and_at_most_1() -> No
     for ratio, base in ((1.1, 1.0), (-0.1, 1.0), (0.5, 0.0), (math.nan, 1.0)):
         with pytest.raises(ValueError, match="expected a ratio"):
             learning_rate_factor(ratio, base)
+
+
+def test_a_guard_may_return_a_whole_number_but_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "def whole(ratio):\n    return min(1, ratio / 0.5)\n\n\ndef word(ratio):\n    return ratio > 0.5\n"
+    (tmp_path / "my_guards.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [Objective(AlgorithmConfig(guard="my_guards:whole")).rate_factor(ratio) for ratio in (0.9, 0.25)] == [1.0, 0.5]
+    with pytest.raises(ConfigError, match=r"algorithm\.guard: my_guards:word returned a bool; return a float"):
+        Objective(AlgorithmConfig(guard="my_guards:word")).rate_factor(0.9)
 
 
 def test_a_guard_with_options_that_do_not_fit_is_refused_by_name() -> None:

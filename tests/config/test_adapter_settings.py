@@ -19,6 +19,7 @@ ADAPTER: dict[str, Any] = {"trainer": {"lora": {"rank": 8}}, "sync": {"adapter":
     [
         ({"sync": {"adapter": "adapter"}}, r"sync\.adapter: adapter needs one; set trainer\.lora"),
         ({"trainer": {"lora": {}, "trainable": "norm"}}, r"trainer\.trainable: trainer\.lora trains its adapter only"),
+        ({"trainer": {"trainable": "["}}, r"trainer\.trainable.*expected a regular expression, got '\[': unterminated"),
         ({**ADAPTER, "sync": {"adapter": "adapter", "method": "distributed"}}, r"is loaded from files; remove sync\.method"),
         ({**ADAPTER, "inference": {"pause_mode": "fast"}}, r"inference\.pause_mode: fast keeps KV"),
         ({"inference": {"pause_mode": "pinned"}}, r"inference\.pause_mode: pinned needs servers that hold two versions"),

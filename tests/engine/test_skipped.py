@@ -62,6 +62,13 @@ def test_given_advantages_of_zero_have_their_cause() -> None:
     )
 
 
+def test_returns_that_differ_are_not_called_equal() -> None:
+    different = group(episode([None], 1.0), episode([None], 0.0))
+    text = explain_skip("zero_variance", [different, different], AlgorithmConfig(advantage="max_rl"))
+    assert text.startswith("the advantages of 2 of 2 groups are all 0, although the episodes of 2 differ in their return")
+    assert "algorithm.advantage: max_rl" in text
+
+
 def test_rewards_of_turns_are_no_reason_to_warn_where_advantages_are_given(caplog: pytest.LogCaptureFixture) -> None:
     SkippedSteps(EPISODE, EngineConfig()).step(1, [group(replace(episode([0.5], 0.0), advantage=1.0))], None)
     assert not caplog.records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from agentrl.trainer.config import LoraConfig, TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.policy import PolicyTrainer
 from agentrl.trainer.precision import compute_in_bfloat16
+from agentrl.weights.tensors import WEIGHTS_FILE, read_safetensors, write_safetensors
 from tests.trainer.helpers import random_batch
 
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "/models/Qwen3-4B"}}
@@ -281,6 +283,25 @@ def test_a_base_in_bfloat16_takes_half_the_memory() -> None:
 def test_a_rank_above_the_size_of_a_layer_is_a_problem_of_the_plan(checkpoint: Path) -> None:
     plan = plan_run(parse_config(GOOD | {"model": {"path": str(checkpoint)}, "trainer": {"lora": {"rank": 17}}}))
     assert "trainer.lora.rank: 17 is above the size of k_proj, [16, 32]" in " ".join(plan.problems)
+
+
+@pytest.mark.parametrize("prefix", ["model.", ""])
+def test_a_pattern_that_no_weight_on_the_disk_matches_is_a_problem_of_the_plan(
+    checkpoint: Path, tmp_path: Path, prefix: str
+) -> None:
+    def problems(path: Path, trainable: str) -> tuple[str, ...]:
+        return plan_run(parse_config(GOOD | {"model": {"path": str(path)}, "trainer": {"trainable": trainable}})).problems
+
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint, model)
+    stored = read_safetensors(model / WEIGHTS_FILE)
+    write_safetensors(tmp_path / WEIGHTS_FILE, {prefix + name.removeprefix("model."): raw for name, raw in stored.items()})
+    (tmp_path / WEIGHTS_FILE).replace(model / WEIGHTS_FILE)
+    assert problems(model, r"^model\.layers\.0\.mlp") == ()
+    [problem] = problems(model, "nothing_matches")
+    assert problem.startswith(f"trainer.trainable: 'nothing_matches' matches no weight of {model}; it has such as ")
+    (model / WEIGHTS_FILE).unlink()
+    assert problems(model, "nothing_matches") == ()
 
 
 def test_a_server_holds_the_adapters_of_the_staleness_bound() -> None:

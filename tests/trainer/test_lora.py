@@ -209,7 +209,7 @@ def published_files(ranks: Ranks, path: Path, saved: Path, folder: Path) -> dict
     model = make_trainer(ranks, path, LORA).model
     assert model.adapter is not None
     stored = read_safetensors(saved / ADAPTER_WEIGHTS_FILE)
-    model.adapter.read({name: StoredTensor.of(raw) for name, raw in stored.items()}, saved)
+    model.adapter.read({name: StoredTensor.of(raw) for name, raw in stored.items()}, model.adapter.config.alpha, saved)
     copies = model.adapter.copies(ranks)
     if ranks.rank != 0:
         return {}
@@ -253,8 +253,10 @@ def test_settings_that_differ_from_those_of_the_checkpoint_are_named(tmp_path: P
     save_checkpoint(trained_one_step(path, LORA), tmp_path / "adapter")
     save_checkpoint(trained_one_step(path, {}), tmp_path / "whole")
     adapter, whole = read_checkpoint(tmp_path / "adapter"), read_checkpoint(tmp_path / "whole")
-    with pytest.raises(ConfigError, match=r"does not fit trainer\.lora \(rank 8"):
+    with pytest.raises(ConfigError, match=r"does not fit trainer\.lora \(rank 8.*lora_A"):
         make_trainer(Ranks(), path, {"lora": {"rank": 8}}).restore(adapter)
+    with pytest.raises(ConfigError, match=r"does not fit trainer\.lora \(.*, alpha 64\): .*alpha 8; continue"):
+        make_trainer(Ranks(), path, {"lora": {**LORA["lora"], "alpha": 64}}).restore(adapter)
     with pytest.raises(ConfigError, match=r"no trainer\.lora"):
         make_trainer(Ranks(), path, {}).restore(adapter)
     with pytest.raises(ConfigError, match=r"remove trainer\.lora"):

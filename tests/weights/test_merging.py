@@ -84,6 +84,8 @@ def test_an_adapter_of_peft_merges_into_a_base_that_is_named(tmp_path: Path) -> 
     adapted.save_pretrained(str(tmp_path / "adapter"))
     expected = dict(adapted.merge_and_unload().state_dict())
 
+    with pytest.raises(ConfigError, match=r"agentrl_base\.json.* PEFT has none; give the directory of .* with --base"):
+        merge_adapter(tmp_path / "adapter", tmp_path / "merged")
     merge_adapter(tmp_path / "adapter", tmp_path / "merged", base)
 
     for name, tensor in load_file(tmp_path / "merged" / "model.safetensors").items():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.config.base import Config
 
@@ -25,7 +25,22 @@ class TruncateOptions(Config):
     """Tokens whose weights are multiplied."""
 
 
-class IcePopOptions(Config):
+class MaskBounds(Config):
+    """Two bounds, between which something stays in the loss."""
+
+    low: float = Field(ge=0)
+    """Everything below leaves the loss."""
+    high: float = Field(gt=0)
+    """Everything above leaves the loss."""
+
+    @model_validator(mode="after")
+    def _leave_something(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"expected low below high; between {self.low:g} and {self.high:g} no token stays")
+        return self
+
+
+class IcePopOptions(MaskBounds):
     """Options of `icepop`."""
 
     low: float = Field(default=0.5, ge=0)
@@ -34,7 +49,7 @@ class IcePopOptions(Config):
     """Tokens of a higher weight leave the loss."""
 
 
-class GeometricOptions(Config):
+class GeometricOptions(MaskBounds):
     """Options of `geometric_mask`."""
 
     low: float = Field(default=0.99, ge=0)

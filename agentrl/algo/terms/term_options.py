@@ -1,4 +1,4 @@
-"""Options of the bundled terms, and the schedule of a weight. No torch: the driver checks them."""
+"""Options of the terms, with the schedule of a weight that all of them have. No torch: the driver checks them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pydantic import Field, model_validator
 from agentrl.config.base import Config
 
 
-class EntropyOptions(Config):
-    """Options of `entropy`."""
+class WeightSchedule(Config):
+    """Options that every term has, also a user's."""
 
-    weight: float = Field(default=0.001, ge=0)
+    weight: float
     """Factor of the term at the first step."""
-    final_weight: float | None = Field(default=None, ge=0)
+    final_weight: float | None = None
     """Factor after `over_steps`; None: `weight` all along."""
     over_steps: int = Field(default=0, ge=0)
     """Training steps in which the factor goes from `weight` to `final_weight`, in a line."""
@@ -26,38 +26,34 @@ class EntropyOptions(Config):
         return self
 
 
-class KlOptions(Config):
-    """Options of `kl`."""
+class BundledTermOptions(WeightSchedule):
+    """Options that every bundled term has; none is a bonus."""
 
     weight: float = Field(default=0.001, ge=0)
-    """Factor of the term."""
+    """Factor of the term at the first step."""
+    final_weight: float | None = Field(default=None, ge=0)
+    """Factor after `over_steps`; None: `weight` all along."""
+
+
+class EntropyOptions(BundledTermOptions):
+    """Options of `entropy`."""
+
+
+class KlOptions(BundledTermOptions):
+    """Options of `kl`."""
+
     k: Literal[1, 2, 3] = 2
     """Estimator. The gradient of 2 is that of the KL; of 3, that of the other direction; of 1, 0 on average."""
 
 
-class LogRatioOptions(Config):
+class LogRatioOptions(BundledTermOptions):
     """Options of `log_ratio`."""
 
-    weight: float = Field(default=0.001, ge=0)
-    """Factor of the term."""
 
-
-class ValueOptions(Config):
+class ValueOptions(BundledTermOptions):
     """Options of `value`."""
 
     weight: float = Field(default=0.5, ge=0)
-    """Factor of the term; under `critic.model: trunk` it says how much the critic's loss moves the policy."""
+    """Factor at the first step; under `critic.model: trunk` it says how much the critic's loss moves the policy."""
     clip: float | None = Field(default=0.2, gt=0)
     """How far the values that are trained may go from those before the batch; none: as far as they like."""
-
-
-def weight_at(options: EntropyOptions | KlOptions | LogRatioOptions, step: int) -> float:
-    """Return the factor of a term at training step `step`, from 0.
-
-    Example:
-        >>> weight_at(EntropyOptions(weight=0.1, final_weight=0.0, over_steps=4), 1)
-        0.075
-    """
-    if not isinstance(options, EntropyOptions) or options.final_weight is None:
-        return options.weight
-    return options.weight + (options.final_weight - options.weight) * min(step / options.over_steps, 1.0)

@@ -86,26 +86,26 @@ class Objective:
         batch = replace(batch, proximal_logprobs=proximal)
         own: dict[str, Metric] = {}
         policy_loss = self._policy_loss(batch)
-        _check_loss(self._policy_loss, policy_loss, size)
+        check_token_loss(self._policy_loss, policy_loss, size)
         faults.append(_unusable(policy_loss.loss))
-        own |= _named(self._policy_loss, policy_loss.metrics)
+        own |= named_metrics(self._policy_loss, policy_loss.metrics)
         weighted, capped = policy_loss.loss, None
         for correction in self._corrections:
             result = correction(batch)
-            _check_weights(correction, result, size)
+            check_weights(correction, result, size)
             faults.append(_unusable(result.weight))
             weighted = result.weight.detach().masked_fill(~result.keep, 0.0) * weighted
             limited = ~result.keep if result.capped is None else ~result.keep | result.capped
             capped = limited if capped is None else capped | limited
-            own |= _named(correction, result.metrics) | {f"{metric_part(correction.slot)}.kept": mean(result.keep)}
+            own |= named_metrics(correction, result.metrics) | {f"{metric_part(correction.slot)}.kept": mean(result.keep)}
         loss = self._aggregate(weighted, batch)
         for term in self._terms:
             added = term.function(batch)
-            _check_loss(term.function, added, size)
+            check_token_loss(term.function, added, size)
             faults.append(_unusable(added.loss))
             weight = term.slot.weight_at(step)
             loss = loss + weight * self._aggregate(added.loss, batch)
-            own |= _named(term.function, added.metrics) | _of_term(term, added.loss, weight)
+            own |= named_metrics(term.function, added.metrics) | _of_term(term, added.loss, weight)
         self._check_metrics(own)
         with torch.no_grad():
             metrics = measure(
@@ -196,13 +196,15 @@ def _of_term(term: _Term, loss: Tensor, weight: float) -> dict[str, Metric]:
     return {f"{part}.loss": mean(loss), f"{part}.weight": mean(torch.full_like(loss, weight))}
 
 
-def _check_loss(function: Loaded[TokenLoss], result: TokenLoss, size: torch.Size) -> None:
+def check_token_loss(function: Loaded[TokenLoss], result: TokenLoss, size: torch.Size) -> None:
+    """Raise ConfigError unless the loss and the clipped tokens have one value for each of the `size` tokens."""
     _check_result(function, "loss", result.loss, size)
     if result.clipped is not None:
         _check_result(function, "clipped", result.clipped, size, boolean=True)
 
 
-def _check_weights(function: Loaded[Weights], result: Weights, size: torch.Size) -> None:
+def check_weights(function: Loaded[Weights], result: Weights, size: torch.Size) -> None:
+    """Raise ConfigError unless weights and masks have one value for each of the `size` tokens."""
     _check_result(function, "weight", result.weight, size)
     _check_result(function, "keep", result.keep, size, boolean=True)
     if result.capped is not None:
@@ -222,7 +224,8 @@ def _check_result(function: Loaded[object], what: str, given: object, size: torc
         raise ConfigError(f"{function.where} returned {what} of {given.dtype}; return {kind}")
 
 
-def _named(function: Loaded[object], metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+def named_metrics(function: Loaded[object], metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Return a function's metrics under the names of its slot; ConfigError: a name is taken, or a value is no metric."""
     named: dict[str, Metric] = {}
     for name, metric in metrics.items():
         if name in RESERVED or not _NAME.fullmatch(name):

@@ -60,6 +60,7 @@ class Objective:
         self._terms = [_Term(slot=term, function=term.slot.load(TokenLoss)) for term in slots.terms]
         loaded = [self._policy_loss, *self._corrections, *(term.function for term in self._terms)]
         self._functions = [self._proximal, *loaded]
+        self._of_user = {metric_part(each.slot): each for each in loaded if each.slot.bundled is None}
         self._metrics: list[tuple[str, str]] | None = None
         """Name and kind of the metrics of slots, which all microbatches share."""
         names = [metric_part(each.slot) for each in loaded]
@@ -107,6 +108,7 @@ class Objective:
             loss = loss + weight * self._aggregate(added.loss, batch)
             own |= named_metrics(term.function, added.metrics) | _of_term(term, added.loss, weight)
         self._check_metrics(own)
+        faults += [own[name].value.detach().isnan().any().double() for name in self._metrics_of_user()]
         with torch.no_grad():
             metrics = measure(
                 log_weight=proximal - batch.behavior_logprobs,
@@ -122,15 +124,32 @@ class Objective:
         return LossOutput(loss, proximal, replace(metrics, own=own, faults=torch.stack(faults)))
 
     def check(self, faults: Sequence[float]) -> None:
-        """Raise ConfigError if a function made NaN or infinity of usable numbers; `faults` are those of all microbatches."""
+        """Raise ConfigError if a function made NaN or infinity of usable numbers, or a user's one a metric that is NaN.
+
+        `faults` are those of all microbatches.
+        """
         if not faults or faults[0]:
             return  # the model or the data is at fault
-        for function, count in zip(self._functions, faults[1:], strict=True):
+        of_results, of_metrics = faults[1 : len(self._functions) + 1], faults[len(self._functions) + 1 :]
+        for function, count in zip(self._functions, of_results, strict=True):
             if count:
                 raise ConfigError(
                     f"{function.where} returned NaN or infinity for finite log-probs and advantages, in {count:g} "
                     "microbatches of a minibatch; the weights are unchanged. Bound its exponents and divisors"
                 )
+        for name, count in zip(self._metrics_of_user(), of_metrics, strict=True):
+            if count:
+                part, _, metric = name.partition(".")
+                raise ConfigError(
+                    f"{self._of_user[part].where} returned the metric {metric} as NaN for finite log-probs and advantages, "
+                    f"in {count:g} microbatches of a minibatch; the weights are unchanged. Bound its exponents and divisors"
+                )
+
+    @property
+    def suspects(self) -> str:
+        """The losses and terms of the user, which may give a finite loss a gradient that is not; empty if there are none."""
+        losses = [self._policy_loss, *(term.function for term in self._terms)]
+        return " and ".join(each.where for each in losses if each.slot.bundled is None)
 
     def rate_factor(self, ratio: float) -> float:
         """Return the factor of the learning rate at this ratio of effective samples, from 0 to 1.
@@ -145,6 +164,9 @@ class Objective:
                 "learning rate from 0 to 1; the weights are unchanged"
             )
         return factor
+
+    def _metrics_of_user(self) -> list[str]:
+        return [name for name, _ in self._metrics or () if name.partition(".")[0] in self._of_user]
 
     def _check_metrics(self, own: Mapping[str, Metric]) -> None:
         found = [(name, metric.kind) for name, metric in own.items()]

@@ -60,6 +60,7 @@ class Objective:
         self._terms = [_Term(slot=term, function=term.slot.load(TokenLoss)) for term in slots.terms]
         loaded = [self._policy_loss, *self._corrections, *(term.function for term in self._terms)]
         self._functions = [self._proximal, *loaded]
+        self._of_user = {metric_part(each.slot): each for each in loaded if each.slot.bundled is None}
         self._metrics: list[tuple[str, str]] | None = None
         """Name and kind of the metrics of slots, which all microbatches share."""
         names = [metric_part(each.slot) for each in loaded]
@@ -86,27 +87,28 @@ class Objective:
         batch = replace(batch, proximal_logprobs=proximal)
         own: dict[str, Metric] = {}
         policy_loss = self._policy_loss(batch)
-        _check_loss(self._policy_loss, policy_loss, size)
+        check_token_loss(self._policy_loss, policy_loss, size)
         faults.append(_unusable(policy_loss.loss))
-        own |= _named(self._policy_loss, policy_loss.metrics)
+        own |= named_metrics(self._policy_loss, policy_loss.metrics)
         weighted, capped = policy_loss.loss, None
         for correction in self._corrections:
             result = correction(batch)
-            _check_weights(correction, result, size)
+            check_weights(correction, result, size)
             faults.append(_unusable(result.weight))
             weighted = result.weight.detach().masked_fill(~result.keep, 0.0) * weighted
             limited = ~result.keep if result.capped is None else ~result.keep | result.capped
             capped = limited if capped is None else capped | limited
-            own |= _named(correction, result.metrics) | {f"{metric_part(correction.slot)}.kept": mean(result.keep)}
+            own |= named_metrics(correction, result.metrics) | {f"{metric_part(correction.slot)}.kept": mean(result.keep)}
         loss = self._aggregate(weighted, batch)
         for term in self._terms:
             added = term.function(batch)
-            _check_loss(term.function, added, size)
+            check_token_loss(term.function, added, size)
             faults.append(_unusable(added.loss))
             weight = term.slot.weight_at(step)
             loss = loss + weight * self._aggregate(added.loss, batch)
-            own |= _named(term.function, added.metrics) | _of_term(term, added.loss, weight)
+            own |= named_metrics(term.function, added.metrics) | _of_term(term, added.loss, weight)
         self._check_metrics(own)
+        faults += [own[name].value.detach().isnan().any().double() for name in self._metrics_of_user()]
         with torch.no_grad():
             metrics = measure(
                 log_weight=proximal - batch.behavior_logprobs,
@@ -122,15 +124,32 @@ class Objective:
         return LossOutput(loss, proximal, replace(metrics, own=own, faults=torch.stack(faults)))
 
     def check(self, faults: Sequence[float]) -> None:
-        """Raise ConfigError if a function made NaN or infinity of usable numbers; `faults` are those of all microbatches."""
+        """Raise ConfigError if a function made NaN or infinity of usable numbers, or a user's one a metric that is NaN.
+
+        `faults` are those of all microbatches.
+        """
         if not faults or faults[0]:
             return  # the model or the data is at fault
-        for function, count in zip(self._functions, faults[1:], strict=True):
+        of_results, of_metrics = faults[1 : len(self._functions) + 1], faults[len(self._functions) + 1 :]
+        for function, count in zip(self._functions, of_results, strict=True):
             if count:
                 raise ConfigError(
                     f"{function.where} returned NaN or infinity for finite log-probs and advantages, in {count:g} "
                     "microbatches of a minibatch; the weights are unchanged. Bound its exponents and divisors"
                 )
+        for name, count in zip(self._metrics_of_user(), of_metrics, strict=True):
+            if count:
+                part, _, metric = name.partition(".")
+                raise ConfigError(
+                    f"{self._of_user[part].where} returned the metric {metric} as NaN for finite log-probs and advantages, "
+                    f"in {count:g} microbatches of a minibatch; the weights are unchanged. Bound its exponents and divisors"
+                )
+
+    @property
+    def suspects(self) -> str:
+        """The losses and terms of the user, which may give a finite loss a gradient that is not; empty if there are none."""
+        losses = [self._policy_loss, *(term.function for term in self._terms)]
+        return " and ".join(each.where for each in losses if each.slot.bundled is None)
 
     def rate_factor(self, ratio: float) -> float:
         """Return the factor of the learning rate at this ratio of effective samples, from 0 to 1.
@@ -147,6 +166,9 @@ class Objective:
                 "learning rate from 0 to 1; the weights are unchanged"
             )
         return factor
+
+    def _metrics_of_user(self) -> list[str]:
+        return [name for name, _ in self._metrics or () if name.partition(".")[0] in self._of_user]
 
     def _check_metrics(self, own: Mapping[str, Metric]) -> None:
         found = [(name, metric.kind) for name, metric in own.items()]
@@ -198,13 +220,15 @@ def _of_term(term: _Term, loss: Tensor, weight: float) -> dict[str, Metric]:
     return {f"{part}.loss": mean(loss), f"{part}.weight": mean(torch.full_like(loss, weight))}
 
 
-def _check_loss(function: Loaded[TokenLoss], result: TokenLoss, size: torch.Size) -> None:
+def check_token_loss(function: Loaded[TokenLoss], result: TokenLoss, size: torch.Size) -> None:
+    """Raise ConfigError unless the loss and the clipped tokens have one value for each of the `size` tokens."""
     _check_result(function, "loss", result.loss, size)
     if result.clipped is not None:
         _check_result(function, "clipped", result.clipped, size, boolean=True)
 
 
-def _check_weights(function: Loaded[Weights], result: Weights, size: torch.Size) -> None:
+def check_weights(function: Loaded[Weights], result: Weights, size: torch.Size) -> None:
+    """Raise ConfigError unless weights and masks have one value for each of the `size` tokens."""
     _check_result(function, "weight", result.weight, size)
     _check_result(function, "keep", result.keep, size, boolean=True)
     if result.capped is not None:
@@ -224,7 +248,8 @@ def _check_result(function: Loaded[object], what: str, given: object, size: torc
         raise ConfigError(f"{function.where} returned {what} of {given.dtype}; return {kind}")
 
 
-def _named(function: Loaded[object], metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+def named_metrics(function: Loaded[object], metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Return a function's metrics under the names of its slot; ConfigError: a name is taken, or a value is no metric."""
     named: dict[str, Metric] = {}
     for name, metric in metrics.items():
         if name in RESERVED or not _NAME.fullmatch(name):

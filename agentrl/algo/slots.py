@@ -139,6 +139,19 @@ class Loaded(Generic[Result_co]):
         return result
 
 
+def as_loaded(field: str, function: Callable[..., Result], options: BaseModel | None, kind: type[Result]) -> Loaded[Result]:
+    """Return a function that is at hand as a slot holds it; `options` of None are the defaults of its model.
+
+    Raises:
+        ConfigError: the function has no signature, or no model of its options.
+    """
+    slot = Slot(field=field, name=getattr(function, "__name__", type(function).__name__), given={}, bundled=None)
+    takes = _parameters(slot, function)
+    if options is None:
+        options = valid_options(field, slot.name, _options_model(slot, function, takes), {})
+    return Loaded(slot=slot, function=function, options=options, takes_options=len(takes) > 1, kind=kind)
+
+
 def slot_of(field: str, value: SlotValue, table: Mapping[str, Bundled]) -> Slot:
     """Return the slot that `value` fills from `table`.
 

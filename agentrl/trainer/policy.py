@@ -380,7 +380,7 @@ class PolicyTrainer:
         norm = clip_gradients(self.model.trained.values(), self._config.max_grad_norm)
         problem = f"the loss is {loss}" if not math.isfinite(loss) else None
         if problem is None and not math.isfinite(norm):
-            problem = f"the gradient norm is {norm}"
+            problem = f"the gradient norm is {norm}" + _may_be_of_user(self._objective.suspects)
         if problem is None and not math.isfinite(factor):
             problem = "the effective sample size is no number"
         warming = False
@@ -462,6 +462,15 @@ def _step_numbers(total: LossMetrics) -> tuple[float, float, list[float]]:
     numbers: list[float] = torch.cat([total.sums, faults]).tolist()
     sums = dict(zip(SUMS, numbers, strict=False))
     return sums["loss"], ess_ratio(*(sums[name] for name in SAMPLE_WEIGHTS)), numbers[len(SUMS) :]
+
+
+def _may_be_of_user(suspects: str) -> str:
+    if not suspects:
+        return ""
+    return (
+        f" although the loss is finite ({suspects} may make it so, such as by a root or a division at 0; test it with "
+        "agentrl.testing.check_policy_loss)"
+    )
 
 
 def _why_skipped(batch: TrainBatch, bad: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, TrainError
 from agentrl.trainer.base import TrainBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
@@ -21,7 +22,7 @@ from tests.trainer.helpers import full_logprobs, load_plain, random_batch
 MINE = """
 from dataclasses import replace
 import torch
-from agentrl.algo.loss_batch import LossBatch, TokenLoss, Weights, mean
+from agentrl.algo.loss_batch import LossBatch, TokenLoss, Weights, maximum, mean
 from agentrl.config.base import Config
 
 class Scale(Config):
@@ -42,6 +43,21 @@ def total(batch):
 
 def reserved(batch):
     return TokenLoss(loss=batch.current_logprobs, metrics={"loss": mean(batch.advantages)})
+
+def nan_metric(batch):
+    metrics = {"fine": mean(batch.advantages), "x": mean(batch.advantages / 0 * 0)}
+    return TokenLoss(loss=plain(batch, Scale()).loss, metrics=metrics)
+
+def nan_peak(batch):
+    return TokenLoss(loss=plain(batch, Scale()).loss, metrics={"peak": maximum(batch.advantages * float("nan"))})
+
+def nan_weight_metric(batch):
+    ones = torch.ones_like(batch.advantages)
+    return Weights(weight=ones, keep=ones > 0, metrics={"x": mean(ones * float("nan"))})
+
+def nan_gradient(batch):
+    zero = batch.current_logprobs - batch.current_logprobs.detach()
+    return TokenLoss(loss=plain(batch, Scale()).loss + 0.0 * (zero * zero).sqrt())
 
 def raising(batch):
     raise KeyError("x")
@@ -70,6 +86,15 @@ def trainer_of(path: Path, algorithm: dict[str, object], **settings: object) -> 
     return PolicyTrainer(model, config, AlgorithmConfig.model_validate(algorithm), total_steps=10)
 
 
+def in_module(name: str, value: Any) -> Any:  # noqa: ANN401 - a part of a run file
+    """Return `value` with `name` for each {}."""
+    if isinstance(value, dict):
+        return {str(key).replace("{}", name): in_module(name, each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [in_module(name, each) for each in value]
+    return value.replace("{}", name) if isinstance(value, str) else value
+
+
 def weights_of(trainer: PolicyTrainer) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters.values()])
 
@@ -96,6 +121,10 @@ def test_a_loss_of_the_user_trains_as_the_bundled_one_that_it_copies(checkpoint:
         ({"policy_loss": "{}:short"}, r"algorithm\.policy_loss: .*:short returned loss of shape .*one value for each token"),
         ({"policy_loss": "{}:total"}, r"algorithm\.policy_loss: .*:total returned a Tensor; return a TokenLoss"),
         ({"policy_loss": "{}:reserved"}, r"algorithm\.policy_loss: .*:reserved returned a metric named 'loss'"),
+        ({"policy_loss": "{}:nan_metric"}, r"algorithm\.policy_loss: .*:nan_metric returned the metric x as NaN for finite"),
+        ({"policy_loss": "{}:nan_peak"}, r"algorithm\.policy_loss: .*:nan_peak returned the metric peak as NaN for finite"),
+        ({"terms": [{"{}:nan_metric": {"weight": 1}}]}, r"algorithm\.terms: .*:nan_metric returned the metric x as NaN"),
+        ({"correction": "{}:nan_weight_metric"}, r"algorithm\.correction\.token: .* returned the metric x as NaN"),
         ({"policy_loss": "{}:raising"}, r"algorithm\.policy_loss: .*:raising raised KeyError: 'x'; fix the function"),
         ({"correction": "{}:wider"}, r"algorithm\.correction\.token: .*:wider returned weight of shape .*none can be added"),
         ({"correction": "{}:soft"}, r"algorithm\.correction\.token: .*:soft returned keep of torch\.float32; return bool"),
@@ -112,14 +141,7 @@ def test_a_loss_of_the_user_trains_as_the_bundled_one_that_it_copies(checkpoint:
 def test_a_function_that_does_not_fit_is_named_with_its_slot_and_changes_no_weight(
     checkpoint: Path, mine: str, algorithm: dict[str, Any], message: str
 ) -> None:
-    def named(value: Any) -> Any:  # noqa: ANN401 - a part of a run file
-        if isinstance(value, dict):
-            return {str(key).replace("{}", mine): named(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return [named(each) for each in value]
-        return value.replace("{}", mine) if isinstance(value, str) else value
-
-    fields = {name: named(value) for name, value in algorithm.items()}
+    fields = in_module(mine, algorithm)
     made: list[PolicyTrainer] = []
 
     def step() -> None:
@@ -130,6 +152,31 @@ def test_a_function_that_does_not_fit_is_named_with_its_slot_and_changes_no_weig
         step()
     before = weights_of(trainer_of(checkpoint, {}))
     assert all(torch.equal(weights_of(trainer), before) for trainer in made)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "named"),
+    [
+        ({"policy_loss": "{}:nan_gradient"}, "algorithm.policy_loss: {}:nan_gradient"),
+        ({"terms": [{"{}:nan_gradient": {"weight": 1}}]}, "algorithm.terms: {}:nan_gradient"),
+        (
+            {"policy_loss": "{}:nan_gradient", "terms": [{"{}:plain": {"weight": 1}}, {"entropy": 0.1}]},
+            "algorithm.policy_loss: {}:nan_gradient and algorithm.terms: {}:plain",
+        ),
+    ],
+)
+def test_a_gradient_that_is_nan_although_the_loss_is_finite_names_the_functions_of_the_user(
+    checkpoint: Path, mine: str, algorithm: dict[str, Any], named: str
+) -> None:
+    trainer = trainer_of(checkpoint, in_module(mine, algorithm), max_bad_steps=2)
+    before = weights_of(trainer)
+    expected = f"the gradient norm is nan although the loss is finite ({named.replace('{}', mine)} may make it so"
+    skipped = trainer.step(random_batch()).skipped
+    assert skipped is not None
+    assert skipped.startswith(expected)
+    with pytest.raises(TrainError, match=f"{re.escape(expected)}.*agentrl.testing.check_policy_loss"):
+        trainer.step(random_batch())
+    assert torch.equal(weights_of(trainer), before)
 
 
 def test_an_entropy_term_trains_tokens_without_an_advantage(checkpoint: Path) -> None:

@@ -7,7 +7,7 @@ rewarded, in an order that the policy's own actions decide.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
 
 import numpy as np
@@ -15,8 +15,10 @@ from pydantic import BaseModel
 
 from agentrl.algo.advantage import advantages_by
 from agentrl.algo.advantages.players import Float64Array
+from agentrl.algo.slots import as_loaded
 from agentrl.testing.properties import timed_trees, trees
 from agentrl.testing.properties.exact_gradients import exact_by_turn, expected_estimate
+from agentrl.testing.properties.refusals import refused_as_failure
 from agentrl.testing.properties.timed_trees import Environment
 from agentrl.testing.properties.trees import Array, Outcome
 from agentrl.types import Group, Task, Trajectory
@@ -47,14 +49,17 @@ class AdvantageReport:
     """By number of episodes in the group: the estimate over the gradient; under `direction` their cosine, at its lowest."""
 
 
+@refused_as_failure()
 def check_advantage(
-    function: Callable[[Group, Options], Sequence[Float64Array]],
-    options: Options,
+    function: Callable[[Group], Sequence[Float64Array]] | Callable[[Group, Options], Sequence[Float64Array]],
+    options: Options | None = None,
     *,
     bias: Literal["none", "scale", "direction"] = "scale",
     lost_members: bool = True,
 ) -> AdvantageReport:
-    """Fail where `function` gives a gradient that it should not give; `options` are its second argument.
+    """Fail where `function` gives a gradient that it should not give.
+
+    `options` are its second argument, if it has one; None: the defaults of the model that annotates it.
 
     `bias` says how much may be lost: `none`, the expected estimate is the policy gradient; `scale`, it is the gradient times
     one positive number, the same in every environment; `direction`, it climbs. With `lost_members` that number must not
@@ -63,24 +68,26 @@ def check_advantage(
     Raises:
         AssertionError: says which environment, what was expected and what came.
     """
-    if "group_size" in type(options).model_fields:
-        options = options.model_copy(update={"group_size": WHOLE_GROUP})
+    loaded = as_loaded("check_advantage", function, options, Sequence)
+    name = loaded.slot.name
+    if "group_size" in type(loaded.options).model_fields:
+        loaded = replace(loaded, options=loaded.options.model_copy(update={"group_size": WHOLE_GROUP}))
 
     def estimate(episodes: Sequence[Trajectory]) -> Sequence[Float64Array]:
         group = Group(index=0, task=Task(id="t", data={}), episodes=tuple(episodes), admitted_version=0)
-        return advantages_by(group, lambda one: function(one, options), name=_estimator_name(function)).per_turn
+        return advantages_by(group, loaded, name=name).per_turn
 
     found: dict[int, list[float]] = {2: [], 3: []}
     for environment in CHECKED:
         outcomes = list(environment())
-        where = f"{_estimator_name(function)}, environment {environment.__name__}"
+        where = f"{name}, environment {environment.__name__}"
         _check_order(outcomes, estimate, where)
         exact = exact_by_turn(outcomes, 1.0)
         for size in (2, 3) if len(outcomes) <= 6 else (2,):
             got = expected_estimate(outcomes, size, estimate)
             found[size].append(_compare(got, exact, bias, f"{where}, groups of {size}"))
     if bias != "direction":
-        _check_one_factor(found, lost_members, _estimator_name(function))
+        _check_one_factor(found, lost_members, name)
     return AdvantageReport(factors={size: min(values) for size, values in found.items()})
 
 
@@ -130,7 +137,3 @@ def _check_order(
             raise AssertionError(
                 f"{where}: the order of the episodes shows: {one.tolist()} and, with the first one last, {other.tolist()}"
             )
-
-
-def _estimator_name(function: Callable[..., object]) -> str:
-    return getattr(function, "__name__", type(function).__name__)

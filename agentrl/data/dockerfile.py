@@ -7,6 +7,7 @@ a COPY after a RUN is refused, as is everything else that would change what the 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -47,6 +48,7 @@ def read_dockerfile(folder: Path, *, docker_image: str | None, workdir: str | No
     if docker_image is not None or not file.is_file():
         place = _absolute("/", workdir or DEFAULT_WORKDIR)
         return ImageRecipe(image=docker_image, workdir=place, env={}, copies=(), commands=())
+    _refuse_link_out(folder, folder.parent, "")
     image, here = None, "/"
     env: dict[str, str] = {}
     copies: list[tuple[str, str]] = []
@@ -124,9 +126,26 @@ def _copies(folder: Path, text: str, here: str, where: str) -> list[tuple[str, s
         path = folder / source
         if not path.resolve().is_relative_to(folder.resolve()) or not path.exists():
             raise ConfigError(f"{where}: COPY: {source!r} is no file of {folder}")
+        refuse_links_out(path, folder, f"{where}: COPY: ")
         place = _absolute(here, target)
         found.append((source, str(PurePosixPath(place) / path.name) if path.is_file() and into else place))
     return found
+
+
+def refuse_links_out(tree: Path, top: Path, where: str = "") -> None:
+    """Refuse a link at or below `tree` that leads out of `top`: whatever reads the files would read those of this machine.
+
+    Raises:
+        ConfigError: there is one; the message begins with `where`, and names the link.
+    """
+    for path in (tree, *sorted(tree.rglob("*"))):
+        _refuse_link_out(path, top, where)
+
+
+def _refuse_link_out(path: Path, top: Path, where: str) -> None:
+    target = os.path.realpath(path)
+    if path.is_symlink() and not Path(target).is_relative_to(os.path.realpath(top)):
+        raise ConfigError(f"{where}{path} is a link, and leads to {target}, out of {top}; put a copy in its place")
 
 
 def _absolute(here: str, path: str) -> str:

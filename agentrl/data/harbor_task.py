@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from agentrl.data.dockerfile import ImageRecipe, read_dockerfile
+from agentrl.data.dockerfile import ImageRecipe, read_dockerfile, refuse_links_out
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
@@ -259,8 +259,7 @@ def _read_text(path: Path) -> str:
 
 
 def _files_of_part(root: Path) -> Iterator[tuple[str, Path]]:
+    refuse_links_out(root, root)
     for path in sorted(root.rglob("*")):
-        if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
-            raise ConfigError(f"{path}: a link that leads out of the task")
         if path.is_file():
             yield str(path.relative_to(root)), path

@@ -97,6 +97,25 @@ def test_a_dockerfile_that_needs_docker_is_refused_by_its_line(tmp_path: Path, d
         read_harbor_folder(tmp_path / "one")
 
 
+@pytest.mark.parametrize("leads_to", ["/etc/passwd", "../../solution", "/etc", "../../nothing"])
+def test_a_link_in_a_copied_directory_that_leads_out_is_refused(tmp_path: Path, leads_to: str) -> None:
+    folder = write_task(tmp_path / "one", dockerfile="FROM a\nCOPY data /app/data\n")
+    (folder / "environment" / "data" / "deep").mkdir(parents=True)
+    (folder / "environment" / "data" / "deep" / "a").symlink_to(folder / "environment" / "a.txt")
+    read_harbor_folder(folder)
+    (folder / "environment" / "data" / "link").symlink_to(leads_to)
+    with pytest.raises(ConfigError, match=r"Dockerfile:2: COPY: .*environment/data/link.* leads to .*; put a copy"):
+        read_harbor_folder(folder)
+
+
+def test_an_environment_that_is_a_link_out_of_its_task_is_refused(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "one")
+    (folder / "environment").rename(tmp_path / "elsewhere")
+    (folder / "environment").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"environment.* leads to .*elsewhere"):
+        read_harbor_folder(folder)
+
+
 @pytest.mark.parametrize("missing", ["task.toml", "instruction.md", "tests/test.sh"])
 def test_a_folder_without_a_file_says_which(tmp_path: Path, missing: str) -> None:
     folder = write_task(tmp_path / "one")

@@ -55,7 +55,8 @@ class BubblewrapWorkbench:
         self._runs = False
 
     async def add(self, files: Mapping[str, LayerFile]) -> None:
-        """Put a layer over the others as `Workbench.add` describes."""
+        """Put a layer over the others as `Workbench.add` describes; a file in a read-only `/usr` is a ConfigError."""
+        self._root.check_holds(files)
         name = self._new_name()
         contents = await anyio.to_thread.run_sync(read_layer_files, files)
         await self._in_thread(partial(write_layer, self._memory.outside / name, contents))

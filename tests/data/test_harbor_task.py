@@ -74,12 +74,41 @@ def test_a_task_names_no_test_and_no_solution_in_its_fields(tmp_path: Path) -> N
         ("timeout_sec = 60.0", "timeout_sec = -1", "verifier.timeout_sec"),
         ("[metadata]", '[[steps]]\nname = "a"\n[metadata]', "steps"),
         ("[metadata]", "[metadata", "task.toml"),
+        ("storage_mb = 512", 'allowed_hosts = ["x.org"]', "environment.allowed_hosts"),
+        ("timeout_sec = 120.0", 'allowed_hosts = ["x.org"]', "agent.allowed_hosts"),
+        ("timeout_sec = 60.0", 'allowed_hosts = ["x.org"]', "verifier.allowed_hosts"),
+        ("storage_mb = 512", 'network_mode = "bogus"', "environment.network_mode.*expected .*no-network.*'bogus'"),
+        ("timeout_sec = 60.0", 'network_mode = "bogus"', "verifier.network_mode"),
+        ("timeout_sec = 60.0", 'environment_mode = "weird"', "verifier.environment_mode.*expected 'shared', got 'weird'"),
+        ("storage_mb = 512", "cpus = -3", "environment.cpus.*above 0, got -3"),
+        ("storage_mb = 512", "cpus = inf", "environment.cpus.*above 0, got inf"),
+        ("storage_mb = 512", "cpus = nan", "environment.cpus.*above 0, got nan"),
+        ("storage_mb = 512", "storage_mb = -1", "environment.storage_mb.*above 0, got -1"),
+        ("storage_mb = 512", "storage_mb = 0", "environment.storage_mb.*above 0, got 0"),
+        ('memory = "2G"', "memory_mb = -5", "environment.memory_mb.*above 0, got -5"),
+        ('memory = "2G"', 'memory = "0G"', "environment.memory.*at least 1M.* got '0G'"),
+        ('memory = "2G"', 'memory = "1K"', "environment.memory.*at least 1M.* got '1K'"),
+        ("storage_mb = 512", "gpus = -1", "environment.gpus"),
+        ("storage_mb = 512", 'workdir = "/"', "environment.workdir.*expected a directory below /, got '/'"),
+        ("storage_mb = 512", 'workdir = "/srv/.."', "environment.workdir"),
+        ('{MODE = "work"}', '{"A=B" = "c"}', "environment.env.*expected a name of letters.*got 'A=B'"),
+        ('{CHECK = "yes"}', '{"X Y" = "2"}', "verifier.env.*'X Y'"),
+        ('{HINT = "42"}', '{"" = "2"}', "solution.env.*''"),
+        ('{MODE = "work"}', '{MODE = "a\\u0000b"}', "environment.env.MODE.*expected no zero byte"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(tmp_path: Path, old: str, new: str, field: str) -> None:
     write_task(tmp_path / "one", TOML.replace(old, new))
     with pytest.raises(ConfigError, match=field):
         load_tasks(TasksConfig(path=str(tmp_path), format="harbor"))
+
+
+@pytest.mark.parametrize(
+    "lines", ['network_mode = "no-network"', 'network_mode = "public"\nallowed_hosts = []', "cpus = 0.5", 'workdir = "/srv"']
+)
+def test_settings_that_change_nothing_here_are_honoured(tmp_path: Path, lines: str) -> None:
+    toml = TOML.replace("storage_mb = 512", lines).replace("timeout_sec = 60.0", 'environment_mode = "shared"')
+    read_harbor_folder(write_task(tmp_path / "one", toml))
 
 
 @pytest.mark.parametrize(

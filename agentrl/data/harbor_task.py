@@ -6,6 +6,7 @@ loads.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from agentrl.data.dockerfile import ImageRecipe, read_dockerfile
+from agentrl.data.dockerfile import ImageRecipe, read_dockerfile, refuse_links_out
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
@@ -23,6 +24,8 @@ _VERSIONS: Final = ("1.0", "1.1", "1.2", "1.3", "1.4")
 _TEMPLATE: Final = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}")
 _COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml", "singularity-compose.yaml")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([GMK])", re.IGNORECASE)
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NETWORK_MODES: Final = ("no-network", "public")
 _UNIT_MB: Final = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 
@@ -163,13 +166,15 @@ def read_harbor_folder(folder: Path) -> HarborTask:
         agent_timeout_s=_checked_seconds(folder, "agent.timeout_sec", read.agent.timeout_sec),
         verifier_timeout_s=_checked_seconds(folder, "verifier.timeout_sec", read.verifier.timeout_sec) or 600.0,
         build_timeout_s=_checked_seconds(folder, "environment.build_timeout_sec", given.build_timeout_sec) or 600.0,
-        cpus=given.cpus,
+        cpus=_checked_cpus(folder, given.cpus),
         memory_mb=_size(folder, "memory", given.memory_mb, given.memory),
         storage_mb=_size(folder, "storage", given.storage_mb, given.storage),
         agent_env=dict(given.env),
         verifier_env=dict(read.verifier.env),
         solution_env=dict(read.solution.env),
     )
+    if task.image.workdir == "/":
+        raise _field_error(folder, "environment.workdir", f"expected a directory below /, got {given.workdir!r}")
     _ = task.kept
     return task
 
@@ -192,7 +197,7 @@ def harbor_tasks(path: str) -> Iterator[Task]:
 def _refuse_needs(folder: Path, read: _File) -> None:
     """Refuse what a task needs and agentrl does not have, by the name of its field."""
     given, verifier = read.environment, read.verifier
-    needs = {
+    needs: dict[str, object] = {
         "steps": read.steps and "tasks of several steps are not played",
         "environment.os": given.os.lower() != "linux" and f"expected linux, got {given.os!r}",
         "environment.gpus": given.gpus and "the sandbox has no GPU",
@@ -201,18 +206,18 @@ def _refuse_needs(folder: Path, read: _File) -> None:
         "environment.healthcheck": given.healthcheck and "start services in the task's own commands",
         "environment.skills_dir": given.skills_dir and "the terminal agent reads no skills",
         "verifier.environment": verifier.environment and "the verifier runs in a copy of the task's own environment",
-        "verifier.environment_mode": verifier.environment_mode == "separate"
-        and "the verifier runs in a copy of the environment that the agent left",
+        "verifier.environment_mode": verifier.environment_mode not in (None, "shared")
+        and f"expected 'shared', got {verifier.environment_mode!r}: the tests run over what the agent left",
         "verifier.collect": verifier.collect and "there is no service to collect from",
     }
     for part, user in (("agent", read.agent.user), ("verifier", verifier.user)):
         needs[f"{part}.user"] = user not in (None, "root", 0) and f"the sandbox has one user, root; got {user!r}"
-    for part, mode in (
-        ("environment", given.network_mode),
-        ("agent", read.agent.network_mode),
-        ("verifier", verifier.network_mode),
-    ):
-        needs[f"{part}.network_mode"] = mode == "allowlist" and "the sandbox has no network, so no list of hosts can hold"
+    for part, table in (("environment", given), ("agent", read.agent), ("verifier", verifier)):
+        mode = table.network_mode
+        needs[f"{part}.network_mode"] = mode not in (None, *_NETWORK_MODES) and (
+            f"expected one of {', '.join(_NETWORK_MODES)}, since the sandbox has no network, got {mode!r}"
+        )
+        needs[f"{part}.allowed_hosts"] = table.allowed_hosts and "the sandbox has no network, so no list of hosts can hold"
     for field, problem in needs.items():
         if problem:
             raise _field_error(folder, field, str(problem))
@@ -229,6 +234,10 @@ def _field_error(folder: Path, field: str, why: str) -> ConfigError:
 
 def _check_env(folder: Path, field: str, env: Mapping[str, str]) -> None:
     for name, value in env.items():
+        if _NAME.fullmatch(name) is None:
+            raise _field_error(folder, field, f"expected a name of letters, digits and underscores, got {name!r}")
+        if "\0" in value:
+            raise _field_error(folder, f"{field}.{name}", f"expected no zero byte, got {value!r}")
         if _TEMPLATE.search(value):
             raise _field_error(folder, f"{field}.{name}", f"{value!r} asks for a variable of this machine, which stays out")
 
@@ -239,13 +248,21 @@ def _checked_seconds(folder: Path, field: str, value: float | None) -> float | N
     return value
 
 
+def _checked_cpus(folder: Path, value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise _field_error(folder, "environment.cpus", f"expected a number above 0, got {value!r}")
+    return value
+
+
 def _size(folder: Path, field: str, mebibytes: int | None, text: str | None) -> int | None:
+    if mebibytes is not None and mebibytes < 1:
+        raise _field_error(folder, f"environment.{field}_mb", f"expected MiB above 0, got {mebibytes}")
     if text is None:
         return mebibytes
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise _field_error(folder, f"environment.{field}", f"expected a size such as 2G, got {text!r}")
-    size = int(float(match[1]) * _UNIT_MB[match[2].upper()])
+    size = 0 if match is None else int(float(match[1]) * _UNIT_MB[match[2].upper()])
+    if size < 1:
+        raise _field_error(folder, f"environment.{field}", f"expected a size of at least 1M, such as 2G, got {text!r}")
     if mebibytes not in (None, size):
         raise _field_error(folder, f"environment.{field}", f"{text!r} and {field}_mb = {mebibytes} differ")
     return size
@@ -259,8 +276,7 @@ def _read_text(path: Path) -> str:
 
 
 def _files_of_part(root: Path) -> Iterator[tuple[str, Path]]:
+    refuse_links_out(root, root)
     for path in sorted(root.rglob("*")):
-        if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
-            raise ConfigError(f"{path}: a link that leads out of the task")
         if path.is_file():
             yield str(path.relative_to(root)), path

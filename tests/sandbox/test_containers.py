@@ -246,3 +246,10 @@ async def test_a_preparation_has_a_budget_and_is_not_kept_over_it(containers: Bu
             with pytest.raises(EnvironmentFault, match=r"preparation of a task took more than 0\.2 s"):
                 await prepared.begin("a task", bench, prepare)
     assert prepared.num_prepared == 0
+
+
+@pytest.mark.parametrize("path", ["/usr/src/app/", "/usr/local/bin/tool", "/bin/tool", "/usr"])
+async def test_a_file_in_the_read_only_part_of_the_default_root_is_refused_by_its_path(path: str) -> None:
+    async with open_containers() as containers, containers.workbench() as bench:
+        with pytest.raises(ConfigError, match=f"'{path}'.* is in /usr of this machine.*`images`"):
+            await bench.add({path: b"1"})

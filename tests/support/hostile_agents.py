@@ -1,12 +1,21 @@
 """Agents that want the reward without the work; by name, the bash that each runs in its container.
 
 `NAIVE` meet a task whose tests trust the container: they call `grep` and `python3` and open files by their names. `READING`
-and `RUNNING` meet bundled tasks, whose tests read an answer or run the agent's own program.
+and `RUNNING` meet bundled tasks, whose tests read an answer or run the agent's own program. `CLOSING` leave names and
+permissions that whoever looks at their files stumbles over.
 """
 
 # ruff: noqa: E501 - a script stands on one line
 
 PAY = "echo 1 > /logs/verifier/reward.txt"
+
+CLOSING = {
+    "closed home": "chmod 000 /root",
+    "closed root": "chmod 000 /",
+    "closed work": "touch x; chmod 000 /app",
+    "closed reward": "mkdir -p /logs/verifier; chmod 000 /logs/verifier /logs",
+    "name that is not UTF-8": "mkdir $'/\\xff\\xfe'; touch $'/root/\\xff' $'/app/\\xff'",
+}
 
 NAIVE = {
     "reward file": f"mkdir -p /logs/verifier; {PAY}",

@@ -75,16 +75,34 @@ def _ensure_folder(place: Path) -> None:
 def keep_parts(layer: Path, kept: Path, paths: Sequence[str], homes: Sequence[str]) -> None:
     """Move parts of a dead layer into the new layer `kept`, as `Workbench.keep` describes.
 
-    A layer that is full has no room for a directory above a part, which is then not kept.
+    A layer that is full has no room for a directory above a part, which is then not kept; neither is a closed home.
     """
     for path in paths:
         _move(layer, kept, PurePosixPath(path).parts[1:])
     for home in homes:
         parts = PurePosixPath(home).parts[1:]
         found = _folder_of(layer, parts)
-        for name in sorted(os.listdir(found)) if found is not None else ():
+        for name in _names_in(found) if found is not None else ():
             if not name.startswith("."):
                 _move(layer, kept, (*parts, name))
+
+
+def top_of_layer(layer: Path) -> list[str]:
+    """Return the absolute paths of what a dead layer has at its top, without names that are not UTF-8."""
+    return [f"/{name}" for name in _names_in(layer) if is_utf8(name)]
+
+
+def is_utf8(name: str) -> bool:
+    """Return whether the bytes of a file's name are UTF-8, so that it can be sent."""
+    return name == name.encode(errors="ignore").decode()
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Return the names in a directory of a layer, in order; none where a program has closed it to its owner."""
+    try:
+        return sorted(os.listdir(folder))
+    except PermissionError:
+        return []
 
 
 def _folder_of(layer: Path, parts: Sequence[str]) -> Path | None:

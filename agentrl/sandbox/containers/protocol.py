@@ -90,7 +90,7 @@ class Workbench(Protocol):
         ...
 
     async def changed(self) -> list[str]:
-        """Return the absolute paths of what the newest layer has at its top, such as `/app`."""
+        """Return the absolute paths of what the newest layer has at its top, such as `/app`, where they are UTF-8."""
         ...
 
     async def read(self, path: str, *, max_bytes: int = 65_536) -> bytes:

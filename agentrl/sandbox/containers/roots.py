@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,15 @@ class RootFolder:
     path: Path
     shows_usr: bool
     """Whether `/usr` is this machine's own, read-only."""
+
+    def check_holds(self, names: Iterable[str]) -> None:
+        """Raise a ConfigError where one of these absolute paths lies where a layer over this root has no effect."""
+        for name in names:
+            if self.shows_usr and name.strip("/").partition("/")[0] in ("usr", *_LINKED):
+                raise ConfigError(
+                    f"containers: {name!r} is in /usr of this machine, which the default root shows read-only; choose "
+                    "another path, or name a folder in `images` for the image of the task"
+                )
 
 
 def make_default_root(folder: Path, owner: int | None) -> RootFolder:

@@ -22,7 +22,14 @@ from agentrl.sandbox.bubblewrap.start import SUPERVISOR_FOLDER
 from agentrl.sandbox.bubblewrap.usage import ControlGroups, find_control_groups
 from agentrl.sandbox.containers.container import Container
 from agentrl.sandbox.containers.layer_archive import read_layers, snapshot_layers, write_layers
-from agentrl.sandbox.containers.layer_files import files_as, keep_parts, read_from_layer, read_layer_files, write_layer
+from agentrl.sandbox.containers.layer_files import (
+    files_as,
+    keep_parts,
+    read_from_layer,
+    read_layer_files,
+    top_of_layer,
+    write_layer,
+)
 from agentrl.sandbox.containers.layer_memory import LayerMemory, LayerTools, find_layer_tools, hold_memory
 from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS, CONTAINER_VARIABLES, MAX_STARTING, LayerFile, Variables
 from agentrl.sandbox.containers.roots import CONTAINER_UID, RootFolder, folder_root, make_default_root
@@ -48,7 +55,8 @@ class BubblewrapWorkbench:
         self._runs = False
 
     async def add(self, files: Mapping[str, LayerFile]) -> None:
-        """Put a layer over the others as `Workbench.add` describes."""
+        """Put a layer over the others as `Workbench.add` describes; a file in a read-only `/usr` is a ConfigError."""
+        self._root.check_holds(files)
         name = self._new_name()
         contents = await anyio.to_thread.run_sync(read_layer_files, files)
         await self._in_thread(partial(write_layer, self._memory.outside / name, contents))
@@ -100,7 +108,7 @@ class BubblewrapWorkbench:
 
     async def changed(self) -> list[str]:
         """Return the absolute paths of what stands at the top of the newest layer."""
-        return [f"/{name}" for name in sorted(os.listdir(self._memory.outside / self._layers[-1]))]
+        return await self._in_thread(partial(top_of_layer, self._memory.outside / self._layers[-1]))
 
     async def read(self, path: str, *, max_bytes: int = 65_536) -> bytes:
         """Return a file of the newest layer as `Workbench.read` describes."""

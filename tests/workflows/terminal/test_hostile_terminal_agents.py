@@ -9,9 +9,11 @@ import anyio
 import pytest
 
 from agentrl.errors import EnvironmentFault
-from agentrl.sandbox.containers import open_containers
+from agentrl.sandbox.containers import Containers, open_containers
+from agentrl.sandbox.containers.fleet.fleet import open_fleet
 from agentrl_workflows.terminal_tasks.catalog import bundled_problems
-from tests.support.hostile_agents import NAIVE, READING, RUNNING
+from tests.support.hostile_agents import CLOSING, NAIVE, READING, RUNNING
+from tests.support.hosts import HOST_KEY, running_host
 from tests.support.terminal import SCRIPT_LIMITS, play_script
 
 pytestmark = [pytest.mark.processes, pytest.mark.anyio, pytest.mark.timeout(1800)]
@@ -47,6 +49,13 @@ def write_bundled_task(folder: Path, name: str) -> Path:
 
 async def outcomes(folder: Path, agents: Mapping[str, str], patience_s: float = 20) -> dict[str, object]:
     """Return what each agent got, or the fault that it caused."""
+    async with open_containers(images={"debian:12": None}) as containers:
+        return await outcomes_in(containers, folder, agents, patience_s)
+
+
+async def outcomes_in(
+    containers: Containers, folder: Path, agents: Mapping[str, str], patience_s: float
+) -> dict[str, object]:
     found: dict[str, object] = {}
     limits = SCRIPT_LIMITS.model_copy(update={"work_mb": 64, "processes": 64, "memory_mb": 256})
     at_a_time = anyio.CapacityLimiter(3)
@@ -55,10 +64,10 @@ async def outcomes(folder: Path, agents: Mapping[str, str], patience_s: float = 
         async with at_a_time:
             try:
                 found[name] = (await play_script(containers, folder, script, limits, patience_s)).reward
-            except EnvironmentFault as error:
+            except (EnvironmentFault, OSError) as error:
                 found[name] = repr(error)
 
-    async with open_containers(images={"debian:12": None}) as containers, anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks:
         for name, script in agents.items():
             tasks.start_soon(play, name, script)
     return found
@@ -70,6 +79,20 @@ async def test_agents_that_attack_a_trusting_test_get_nothing(tmp_path: Path) ->
     honest = await outcomes(folder, {"honest": "echo 42 > answer.txt"})
     assert honest == {"honest": 1.0}
     assert {name: got for name, got in (await outcomes(folder, NAIVE)).items() if got != 0.0} == {}
+
+
+async def test_agents_that_close_their_files_to_those_who_judge_get_nothing(tmp_path: Path) -> None:
+    folder = write_naive_task(tmp_path / "naive")
+    assert await outcomes(folder, CLOSING) == dict.fromkeys(CLOSING, 0.0)
+    assert await outcomes(folder, {"honest": "chmod 000 /root; echo 42 > answer.txt"}) == {"honest": 1.0}
+
+
+async def test_agents_on_a_host_that_close_their_files_to_those_who_judge_get_nothing(tmp_path: Path) -> None:
+    folder = write_naive_task(tmp_path / "naive")
+    with running_host() as (url, _):
+        opened = open_fleet([url], api_key=HOST_KEY, images={"debian:12": None}, limits=SCRIPT_LIMITS)
+        async with opened as fleet:
+            assert await outcomes_in(fleet, folder, CLOSING, 20) == dict.fromkeys(CLOSING, 0.0)
 
 
 async def test_agents_whose_answer_is_no_plain_file_get_nothing(tmp_path: Path) -> None:
@@ -86,4 +109,4 @@ async def test_programs_that_attack_the_test_that_runs_them_get_nothing(tmp_path
 
 
 def test_there_are_more_than_thirty_hostile_agents() -> None:
-    assert len(NAIVE) + len(READING) + len(RUNNING) > 60
+    assert len(CLOSING) + len(NAIVE) + len(READING) + len(RUNNING) > 60

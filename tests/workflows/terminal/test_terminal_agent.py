@@ -147,6 +147,31 @@ async def test_feedback_that_says_nothing_is_counted_and_changes_no_reward(tmp_p
     assert (played.metrics["feedback_missed"], played.final_reward) == (3, 0.0)  # the directory is gone
 
 
+DYING = {
+    "while it is copied": """
+cat > /tmp/bomb.py <<'END'
+import os
+while not any(name.isdigit() and open(f"/proc/{name}/comm").read().strip() == "tar" for name in os.listdir("/proc")):
+    pass
+eaten = [bytearray(b"a") * (100 * 10**6) for _ in range(100)]
+END
+head -c 30000000 /dev/urandom > /app/big
+setsid sh -c 'until python3 /tmp/bomb.py; do :; done' >/dev/null 2>&1 &""",
+    "while its copy is read": "head -c 45000000 /dev/urandom > /app/big",
+}
+
+
+@pytest.mark.parametrize("script", DYING.values(), ids=DYING)
+async def test_an_agent_whose_container_dies_during_feedback_is_judged_all_the_same(tmp_path: Path, script: str) -> None:
+    task = write_folder(tmp_path / "one", "[ -e /app/x ]; echo $((1 - $?)) > /logs/verifier/reward.txt")
+    (tmp_path / "one" / "tests" / "feedback.sh").write_text(FEEDBACK)
+    limits = {"memory_mb": 160, "work_mb": 120}
+    replies = [call("bash", command=script), "Done."]
+    played = await play_async(TerminalAgent, task, replies, workflow_args={**ARGUMENTS, "limits": limits})
+    assert (played.stop_reason, played.final_reward) == (StopReason.COMPLETED, 0.0), played.failure
+    assert played.metrics["feedback_missed"] == 1
+
+
 @pytest.mark.parametrize(
     ("text", "structure", "said"),
     [

@@ -6,8 +6,11 @@ agent sees nothing of it. The rewards of an episode add up to what it has gained
 
 from __future__ import annotations
 
+import errno
 import secrets
 import shlex
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final
 
 import anyio
@@ -15,6 +18,8 @@ import anyio
 from agentrl.client import Client
 from agentrl.concurrency import outside_work
 from agentrl.data.harbor_task import HarborTask
+from agentrl.errors import EnvironmentFault
+from agentrl.sandbox import Ending
 from agentrl.sandbox.containers import Container, Containers
 from agentrl.sandbox.types import MIB, Limits
 from agentrl_workflows.terminal.verifier import kept_paths, prepare_bench, run_tests
@@ -52,9 +57,9 @@ class TaskFeedback:
             if copy is not None:
                 paths = [harbor.image.workdir, *harbor.kept]
                 async with bench.run() as container:
-                    await container.upload({"/tmp/copy.tar": copy})
-                    line = f"rm -rf {_quoted_paths(paths)}; tar -xf /tmp/copy.tar"
-                    await container.execute(["/bin/sh", "-c", f"cd / && {line}"], timeout_s=_COPY_S)
+                    is_there = await _unpack(container, copy, paths)
+                if not is_there:
+                    return None
                 await bench.keep(kept_paths(await bench.changed(), harbor), homes=("/root",))
             verdict = await run_tests(bench, harbor, limits, script=FEEDBACK_SCRIPT)
         return None if verdict.broken else verdict.reward
@@ -95,18 +100,43 @@ class TurnFeedback:
 async def _archive_of(container: Container, paths: list[str], max_bytes: int) -> bytes | None:
     """Return an archive of these paths, which a program of the agent's container makes.
 
-    An agent that changes the program changes no more than what it could as well write into the files themselves.
+    None: they cannot be copied, or a limit has ended the container, which is the agent's doing. An agent that changes the
+    program changes no more than what it could as well write into the files themselves.
     """
     name = f"/tmp/{secrets.token_hex(8)}"
     line = f'cd / && for p in {_quoted_paths(paths)}; do [ -e "$p" ] && echo "$p"; done | tar -cf {name} -T - ; rc=$?'
     try:
         await container.execute(["/bin/sh", "-c", f"{line}; exit $rc"], timeout_s=_COPY_S)
-        return await container.download(name, max_bytes=max_bytes)
+        with _limits_as_full_disks(container):
+            return await container.download(name, max_bytes=max_bytes)
     except OSError:
         return None
     finally:
         with anyio.move_on_after(_COPY_S, shield=True):
             await container.execute(["/bin/rm", "-f", name], timeout_s=_COPY_S)
+
+
+async def _unpack(container: Container, copy: bytes, paths: list[str]) -> bool:
+    """Put the files of an archive in the place of these paths; return whether the container holds an archive so large."""
+    try:
+        with _limits_as_full_disks(container):
+            await container.upload({"/tmp/copy.tar": copy})
+    except OSError:
+        return False
+    line = f"rm -rf {_quoted_paths(paths)}; tar -xf /tmp/copy.tar"
+    await container.execute(["/bin/sh", "-c", f"cd / && {line}"], timeout_s=_COPY_S)
+    return True
+
+
+@contextmanager
+def _limits_as_full_disks(container: Container) -> Generator[None]:
+    """Raise an OSError where a limit of memory or files has ended the container, as where its disk is full."""
+    try:
+        yield
+    except EnvironmentFault as fault:
+        if container.session.supervisor.ending not in (Ending.MEMORY, Ending.FILES):
+            raise
+        raise OSError(errno.ENOMEM, str(fault)) from fault
 
 
 def _quoted_paths(paths: list[str]) -> str:

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.containers.layer_archive import OPAQUE, WHITEOUT, deleted_name, layer_members
+from agentrl.sandbox.containers.layer_files import is_utf8
 from agentrl.sandbox.containers.protocol import FileContents
 
 
@@ -93,8 +94,8 @@ def _layer_members(layer: bytes) -> Iterator[tuple[tarfile.TarInfo, PurePosixPat
 
 
 def names_at_top(layer: bytes) -> list[str]:
-    """Return the absolute paths of what a layer has at its top."""
-    return sorted({f"/{path.parts[0]}" for _, path, _ in _layer_members(layer)})
+    """Return the absolute paths of what a layer has at its top, as `Workbench.changed` describes."""
+    return sorted({f"/{path.parts[0]}" for _, path, _ in _layer_members(layer) if is_utf8(path.parts[0])})
 
 
 def read_in_layer(layer: bytes, path: str, max_bytes: int) -> bytes:

@@ -56,6 +56,22 @@ async def test_the_last_turn_that_is_allowed_counts(tmp_path: Path) -> None:
     assert (paid.final_reward, paid.metrics["finished"]) == (1.0, 0)
 
 
+async def test_the_oracle_keeps_which_files_of_its_solution_are_programs(tmp_path: Path) -> None:
+    paying = "mkdir -p /logs/verifier; grep -c yes /app/answer.txt > /logs/verifier/reward.txt"
+    task = write_folder(tmp_path, paying)
+    solution = tmp_path / "solution"
+    solution.mkdir()
+    (solution / "solve.sh").write_text("/solution/helper.sh > answer.txt\n")
+    (solution / "helper.sh").write_text("#!/bin/bash\necho yes\n")
+    (solution / "helper.sh").chmod(0o755)
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "environment" / "Dockerfile").write_text("FROM debian:12\nWORKDIR /app\n")
+    replies = TerminalAgent().reference(read_harbor_folder(tmp_path).as_task("helped"))
+    assert replies is not None
+    paid = await play_async(TerminalAgent, task, replies, workflow_args=ARGUMENTS)
+    assert (paid.final_reward, paid.failure) == (1.0, None)
+
+
 async def test_the_oracle_is_the_reference_of_its_task(tmp_path: Path) -> None:
     task = write_problem(tmp_path, "small-store")
     agent = TerminalAgent(images=ARGUMENTS["images"])

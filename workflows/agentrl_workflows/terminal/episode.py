@@ -7,7 +7,6 @@ name after every process of the agent has ended. A container that does not start
 from __future__ import annotations
 
 import base64
-import json
 import math
 import shlex
 from abc import abstractmethod
@@ -134,15 +133,6 @@ class TerminalWorkflow(RolloutWorkflow):
         )
         return self._limits.model_copy(update={"memory_mb": memory, "work_mb": storage})
 
-    def reference(self, task: Task) -> list[str] | None:
-        """Return the replies of the oracle: a call that runs the task's own solution, and a last word."""
-        harbor = read_harbor_folder(Path(task["folder"]))
-        files = solution_files(harbor)
-        if "/solution/solve.sh" not in files:
-            return None
-        call = {"name": "bash", "arguments": {"command": solution_command(files, harbor.solution_env)}}
-        return [f"<tool_call>\n{json.dumps(call)}\n</tool_call>", "The task is done."]
-
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[None]:
         """Open the containers.
@@ -165,11 +155,15 @@ def solution_files(harbor: HarborTask) -> dict[str, bytes]:
     return {f"/solution/{name}": path.read_bytes() for name, path in harbor.files("solution").items()}
 
 
-def solution_command(files: Mapping[str, bytes], variables: Mapping[str, str]) -> str:
-    """Return the lines of bash that write the files of a solution and run it."""
+def solution_command(harbor: HarborTask) -> str:
+    """Return the lines of bash that write the files of a task's solution, programs as such, and run it."""
     lines: list[str] = []
-    for path, content in files.items():
-        data = base64.encodebytes(content).decode()
-        lines.append(f"mkdir -p {shlex.quote(path.rpartition('/')[0])}; base64 -d > {shlex.quote(path)} <<'END'\n{data}END")
-    given = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    for name, path in harbor.files("solution").items():
+        place = shlex.quote(f"/solution/{name}")
+        folder = shlex.quote(f"/solution/{name}".rpartition("/")[0])
+        data = base64.encodebytes(path.read_bytes()).decode()
+        lines.append(f"mkdir -p {folder}; base64 -d > {place} <<'END'\n{data}END")
+        if path.stat().st_mode & 0o100:
+            lines.append(f"chmod 755 {place}")
+    given = " ".join(f"{name}={shlex.quote(value)}" for name, value in harbor.solution_env.items())
     return "\n".join([*lines, f"{given} bash /solution/solve.sh </dev/null".strip()])

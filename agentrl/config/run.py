@@ -24,7 +24,6 @@ from agentrl.config.describe import config_fields
 from agentrl.config.hints import guess_field
 from agentrl.config.names import local_model
 from agentrl.config.route import Route, idle_fields, route_of, route_problems
-from agentrl.config.short_fields import short_fields
 from agentrl.config.yaml import NOT_YAML, load_yaml, overridden
 from agentrl.data.config import TasksConfig
 from agentrl.engine.config import LOGPROB_TOLERANCE, PROBE_TOLERANCE, EngineConfig
@@ -311,6 +310,8 @@ def _explain(detail: ErrorDetails) -> list[str]:
     """Return one line for each problem in a pydantic error: the field, what is wrong, and the fix."""
     where = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
+        from agentrl.config.short_fields import short_fields  # loads what only the message needs
+
         known = [field.path for field in [*config_fields(RunConfig), *short_fields()]]
         hint = guess_field(where, known, detail["input"])
         return [f"{where}: there is no such field; {hint}"]

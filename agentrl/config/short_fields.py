@@ -19,12 +19,12 @@ def short_fields() -> list[ConfigField]:
     mode, cap = SHORT_CORRECTION
     [option] = [field for field in config_fields(CORRECTIONS["mask"].options) if field.name == "cap"]
     return [
-        _field("preset", "Fills several slots as a published algorithm does; fields beside it win.", f"one of {names}"),
+        _slot_field("preset", "Fills several slots as a published algorithm does; fields beside it win.", f"one of {names}"),
         *(_option(name, slot, option) for name, (slot, option, _) in SHORT.items()),
-        _field(
+        _slot_field(
             mode, "Name in `correction.token`: weights above the cap become 0, or the cap.", "one of mask, clamp", "mask"
         ),
-        _field(cap, f"`cap` of `correction.token`. {option.meaning}", option.type, option.default),
+        _slot_field(cap, f"`cap` of `correction.token`. {option.meaning}", option.type, option.default),
     ]
 
 
@@ -33,8 +33,8 @@ def _option(name: str, slot: str, option: str) -> ConfigField:
     takers = [taker for taker, bundled in table.items() if option in bundled.options.model_fields]
     [first] = [field for field in config_fields(table[takers[0]].options) if field.name == option]
     meaning = f"`{option}` of `algorithm.{slot}`, for {', '.join(takers)}. {first.meaning}"
-    return _field(name, meaning, first.type, first.default)
+    return _slot_field(name, meaning, first.type, first.default)
 
 
-def _field(name: str, meaning: str, kind: str, default: str | None = "null") -> ConfigField:
+def _slot_field(name: str, meaning: str, kind: str, default: str | None = "null") -> ConfigField:
     return ConfigField(path=f"algorithm.{name}", meaning=meaning, type=kind, unit=None, default=default)

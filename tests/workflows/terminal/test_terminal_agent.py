@@ -218,3 +218,15 @@ def test_the_tests_see_own_directories_and_what_the_task_names(tmp_path: Path) -
     harbor = read_harbor_folder(tmp_path / "one")
     changed = ["/app", "/etc", "/logs", "/root", "/srv", "/tests", "/tmp", "/usr"]
     assert kept_paths(changed, harbor) == ["/app", "/srv", "/usr/src/job", "/etc/nginx"]
+
+
+async def test_programs_of_the_agent_in_a_directory_of_the_path_do_not_reach_the_tests(tmp_path: Path) -> None:
+    test = "python3 -c 'raise SystemExit(1)' && reward=1 || reward=0; echo $reward > /logs/verifier/reward.txt"
+    task = write_folder(tmp_path, test)
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "environment" / "Dockerfile").write_text(
+        "FROM debian:12\nENV PATH=/opt/venv/bin:/usr/bin:/bin\nWORKDIR /app\n"
+    )
+    plant = "mkdir -p /opt/venv/bin; printf '#!/bin/sh\\nexit 0\\n' > /opt/venv/bin/python3; chmod +x /opt/venv/bin/python3"
+    played = await play_async(TerminalAgent, task, [call("bash", command=plant), "Done."], workflow_args=ARGUMENTS)
+    assert (played.final_reward, played.failure) == (0.0, None)

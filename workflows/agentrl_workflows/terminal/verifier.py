@@ -69,14 +69,23 @@ class TaskVerifier:
         return self._works[key]
 
 
+def verifier_variables(harbor: HarborTask) -> dict[str, str]:
+    """Return the variables of the image, the agent and the tests, with which the tests run."""
+    return {**harbor.image.env, **harbor.agent_env, **harbor.verifier_env}
+
+
 def kept_paths(changed: Sequence[str], harbor: HarborTask) -> list[str]:
     """Return what the tests see of the agent's changes: the working directory, own directories, and what the task names.
+
+    A directory that holds programs of the tests' PATH is not the agent's own.
 
     Example:
         >>> [path for path in ("/app", "/etc", "/data") if path.strip("/") not in _SYSTEM]
         ['/app', '/data']
     """
+    programs = [place for place in verifier_variables(harbor).get("PATH", "").split(":") if place.startswith("/")]
     own = [path for path in changed if PurePosixPath(path).name not in _SYSTEM]
+    own = [path for path in own if not any(_is_below(place, path) for place in programs)]
     further = [harbor.image.workdir, *harbor.kept]
     return own + [path for path in further if path not in ("/", "/root") and not any(_is_below(path, each) for each in own)]
 
@@ -117,7 +126,7 @@ async def run_tests(bench: Workbench, harbor: HarborTask, limits: Limits, *, scr
     """Return what a script of `tests/` says of the layers of a workbench."""
     tests: dict[str, LayerFile] = {f"/tests/{name}": path for name, path in harbor.files("tests").items()}
     await bench.add({**tests, "/logs/verifier/": b"", "/logs/agent/": b""})
-    environment = {**harbor.image.env, **harbor.agent_env, **harbor.verifier_env}
+    environment = verifier_variables(harbor)
     async with bench.run(directory=harbor.image.workdir, environment=environment, limits=limits) as container:
         result = await container.execute(["/bin/bash", f"/tests/{script}"], timeout_s=harbor.verifier_timeout_s)
     if result.ended is not Ending.EXITED:

@@ -91,10 +91,11 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
         """
         raise WorkflowError(f"{self.name} implements neither run nor rollout")
 
-    def reference(self, task: Task) -> str | Sequence[str] | None:
+    def reference(self, task: Task) -> str | Sequence[str] | RolloutWorkflow | None:
         """Return the reply of a policy that solves the task, for `agentrl validate`; by default the field `reference`.
 
-        One text answers every call of the episode; a list has one text for each. None: the reply is not known.
+        One text answers every call of the episode; a list has one text for each. A workflow plays the task by itself, inside
+        `opened` of this one. None: the solution is not known.
         """
         return task.data.get("reference")
 

@@ -40,6 +40,7 @@ _SHOWN: Final = 10
 """Findings of a kind that are printed."""
 _MARGIN: Final = 1e-6
 _Advance: TypeAlias = Callable[[Trajectory], None]
+_Replies: TypeAlias = str | Sequence[str]
 
 
 def validate_command(config: Path, /, *overrides: Overrides, limit: int | None = None) -> None:
@@ -126,17 +127,18 @@ class TaskValidation:
         self._sets = {name: tasks if limit is None else tasks[:limit] for name, tasks in whole.items() if tasks}
         self._references = {name: _references(self._workflow, tasks) for name, tasks in self._sets.items()}
         self._guesses = {name: _workflow_guesses(self._workflow, tasks) for name, tasks in self._sets.items()}
-        self._replies: dict[str, str | Sequence[str]] = {}
+        self._replies: dict[str, _Replies] = {}
         """By id of the episode."""
+        self._players: dict[str, RolloutWorkflow] = {}
+        """Workflows that play with the solution of a task, by id of the episode."""
         self._prompts: dict[str, bytes] = {}
         """Digests of the first prompts, by id of the episode."""
         self._policy = ScriptedPolicy(self._reply)
         turns = run.rollout.max_turns or _MAX_TURNS
         rollout = run.rollout.model_copy(update={"max_turns": turns, "max_episode_tokens": None})
         self._concurrent = run.rollout.max_concurrent_episodes
-        self._play = partial(
+        self._run_episode = partial(
             run_policy_episode,
-            self._workflow,
             backend=self._policy,
             renderer=self._policy.renderer,
             rollout=rollout,
@@ -175,7 +177,12 @@ class TaskValidation:
         counts, references = self._report.counts[name], self._references[name]
         tasks = [task for task in self._sets[name] if task.id in references]
         counts.unchecked = counts.tasks - len(tasks)
-        self._replies = {f"{name} reference.{at}": references[task.id] for at, task in enumerate(tasks)}
+        for at, task in enumerate(tasks):
+            reference = references[task.id]
+            if isinstance(reference, RolloutWorkflow):
+                self._players[f"{name} reference.{at}"] = reference
+            else:
+                self._replies[f"{name} reference.{at}"] = reference
         for task, episode in await self._played(f"{name} reference", tasks, advance):
             if self._failed(name, task, episode, "the reference"):
                 continue
@@ -193,7 +200,7 @@ class TaskValidation:
     async def _check_guesses(self, name: str, advance: _Advance) -> None:
         guesses = self._guesses[name]
         tasks = [task for task in self._sets[name] if task.id in guesses]
-        self._replies = {f"{name} guess.{at}": guesses[task.id] for at, task in enumerate(tasks)}
+        self._replies |= {f"{name} guess.{at}": guesses[task.id] for at, task in enumerate(tasks)}
         for task, episode in await self._played(f"{name} guess", tasks, advance):
             if not self._failed(name, task, episode, "a guess") and episode.episode_return > _MARGIN:
                 self._find(FindingKind.GUESS, name, task, f"{guesses[task.id]!r:.120}: {_ending_of(episode)}")
@@ -203,6 +210,10 @@ class TaskValidation:
             return []
         report = await evaluate_with(self._play, tasks, max_concurrent=self._concurrent, name=name, on_episode=advance)
         return list(zip(tasks, report.episodes, strict=True))
+
+    async def _play(self, task: Task, *, episode_id: str) -> Trajectory:
+        workflow = self._players.get(episode_id, self._workflow)
+        return await self._run_episode(workflow, task, episode_id=episode_id)
 
     def _is_full(self, episode: Trajectory) -> bool:
         return episode.episode_return >= self._workflow.full_reward - _MARGIN
@@ -254,22 +265,22 @@ def print_validation(report: ValidationReport) -> bool:
     return not report.findings
 
 
-def _references(workflow: RolloutWorkflow, tasks: Sequence[Task]) -> dict[str, str | Sequence[str]]:
-    """Return the reference replies by task; empty for a workflow whose rewards only exist in a group."""
-    found: dict[str, str | Sequence[str]] = {}
+def _references(workflow: RolloutWorkflow, tasks: Sequence[Task]) -> dict[str, _Replies | RolloutWorkflow]:
+    """Return the references by task; empty for a workflow whose rewards only exist in a group."""
+    found: dict[str, _Replies | RolloutWorkflow] = {}
     if isinstance(workflow, GroupWorkflow):
         return found
     for task in tasks:
         reference = cast("object", workflow.reference(task))
-        if isinstance(reference, str):
+        if isinstance(reference, (str, RolloutWorkflow)):
             found[task.id] = reference
         elif reference is not None:
             replies = cast("Sequence[object]", reference) if isinstance(reference, Sequence) else ()
             texts = [reply for reply in replies if isinstance(reply, str)]
             if not texts or len(texts) < len(replies):
                 raise ConfigError(
-                    f"task {task.id}: {workflow.name}.reference must return a text, or a list of texts for its model calls, "
-                    f"got {reference!r:.80}"
+                    f"task {task.id}: {workflow.name}.reference must return a text, a list of texts for its model calls, or "
+                    f"a workflow, got {reference!r:.80}"
                 )
             found[task.id] = texts
     return found

@@ -20,7 +20,7 @@ Invariant: whatever goes wrong on the way is an `EnvironmentFault`, never a resu
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Protocol, TypeVar
 
@@ -233,8 +233,13 @@ async def open_remote(
         yield RemoteSandbox(http, url.rstrip("/"), health, limits)
 
 
-def exceeded(limits: Limits, maxima: Limits) -> str | None:
+def exceeded(limits: Limits, maxima: Limits, flag: Callable[[str, float], str] | None = None) -> str | None:
     """Return which of `limits` is over the server's; None: none is.
+
+    Args:
+        limits: that a program asks for.
+        maxima: of the server.
+        flag: returns the option of the server's command that allows a limit; None: that of `agentrl.servers.sandbox`.
 
     Example:
         >>> exceeded(Limits(wall_s=60), Limits(wall_s=10))
@@ -242,9 +247,9 @@ def exceeded(limits: Limits, maxima: Limits) -> str | None:
     """
     for (name, value), (_, most) in zip(limits, maxima, strict=True):
         if value is not None and most is not None and value > most:
-            return (
-                f"limits.{name}: expected at most {most:g}, the most of this server (--max {name}={value:g}), got {value:g}"
-            )
+            option = f"--max {name}={value:g}" if flag is None else flag(name, value)
+            said = f" ({option})" if option else ""
+            return f"limits.{name}: expected at most {most:g}, the most of this server{said}, got {value:g}"
     return None
 
 

@@ -35,6 +35,7 @@ from agentrl.sandbox.containers.fleet.host_wire import (
     RunBody,
     SnapshotBody,
     StateBody,
+    host_option,
 )
 from agentrl.sandbox.containers.kept_bytes import KeptBytes
 from agentrl.sandbox.containers.protocol import FileContents
@@ -245,7 +246,7 @@ class ContainerHost:
 
     def _limits_of(self, given: dict[str, float | int | None]) -> Limits:
         limits = Limits.model_validate(given)
-        if (over := exceeded(limits, self._options.maxima)) is not None:
+        if (over := exceeded(limits, self._options.maxima, host_option)) is not None:
             raise ConfigError(over)
         return limits
 

@@ -221,7 +221,7 @@ async def test_a_reply_that_the_workflow_s_own_limit_cut_is_explained(tmp_path: 
 
 @pytest.mark.parametrize("reference", [5, [], ["a", 5], {"a": "b"}])
 async def test_a_reference_that_is_no_text_is_refused_before_anything_runs(tmp_path: Path, reference: object) -> None:
-    with pytest.raises(ConfigError, match=r"task 1: Exact\.reference must return a text, or a list of texts"):
+    with pytest.raises(ConfigError, match=r"task 1: Exact\.reference must return a text, a list of texts"):
         await validated(tmp_path, [{**GOOD, "reference": reference}])
 
 
@@ -266,6 +266,7 @@ async def test_word_problems_and_gsm8k_files_are_right_for_the_reasoning_workflo
         ("examples/bundled/repository.yaml", 1),
         ("examples/bundled/code_feedback.yaml", 1),
         ("examples/bundled/terminal.yaml", 2),
+        ("examples/terminal/run.yaml", 2),
         ("workflows/agentrl_workflows/calculator/demo.yaml", 20),
     ],
 )

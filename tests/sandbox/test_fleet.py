@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, cast
 
@@ -75,7 +75,7 @@ async def test_a_container_of_a_host_does_what_one_here_does(
             await bench.restore(snapshot)
             async with bench.run() as container:
                 assert (await container.shell("cat /app/new")).stdout == b"up"
-    with pytest.raises(ConfigError, match="no image 'debian:12'"):
+    with pytest.raises(ConfigError, match=r"image debian:12: .* has the images none \(--image debian:12=FOLDER\)"):
         async with opened.workbench(image="debian:12"):
             pass
 
@@ -184,7 +184,7 @@ async def test_hosts_that_refuse_are_named() -> None:
         with pytest.raises(ConfigError, match="answered 401"):
             async with open_fleet([url], api_key="wrong"):
                 pass
-        with pytest.raises(ConfigError, match=r"limits\.memory_mb"):
+        with pytest.raises(ConfigError, match=r"limits\.memory_mb: .* \(--memory-mb 1e\+07\)"):
             async with open_fleet([url], api_key=HOST_KEY, limits=LIMITS.model_copy(update={"memory_mb": 10**7})):
                 pass
         config = read_containers_config({"hosts": [url]}).model_copy(update={"api_key_env": "NOWHERE_SET"})
@@ -235,6 +235,72 @@ async def test_a_thousand_environments_are_in_flight_over_hosts_and_none_is_over
             await all_open.wait()
             assert [host.num_placed for host in fleet.hosts] == [100, 400, 500]
         assert [host.num_placed for host in fleet.hosts] == [0, 0, 0]
+
+
+@asynccontextmanager
+async def planned_fleet(
+    *hosts: HostOptions, images: Sequence[tuple[str, ...]], wanted: Mapping[str, str | None]
+) -> AsyncGenerator[HostFleet]:
+    """A fleet of hosts with these images, whose environments are plans."""
+    async with AsyncExitStack() as stack:
+        containers = cast("Containers", PlannedContainers())
+        serving = [serving_containers(containers, one, images=names) for one, names in zip(hosts, images, strict=True)]
+        urls = [await stack.enter_async_context(each) for each in serving]
+        yield await stack.enter_async_context(open_fleet(urls, images=wanted, limits=LIMITS))
+
+
+def host_options(memory_mb: int, max_open: int = 100) -> HostOptions:
+    maxima = MAX_LIMITS.model_copy(update={"wall_s": 86_400.0, "memory_mb": memory_mb})
+    return HostOptions(max_open=max_open, memory_mb=10**6, share=0.25, maxima=maxima, left_mb=-(10**6))
+
+
+async def test_an_environment_opens_where_its_image_is_and_waits_for_no_other_image() -> None:
+    wanted = {"debian:12": "/srv/debian", "python:3": "/srv/python", "base": None}
+    two = (host_options(512, max_open=1), host_options(512))
+    async with planned_fleet(*two, images=[("debian:12",), ("python:3",)], wanted=wanted) as fleet:
+        debian, python = fleet.hosts
+        async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+            await stack.enter_async_context(fleet.workbench(image="debian:12"))
+            assert (debian.num_placed, python.num_placed) == (1, 0)
+            has_waited = anyio.Event()
+
+            async def wait_for_the_full_host() -> None:
+                async with fleet.workbench(image="debian:12"):
+                    has_waited.set()
+
+            tasks.start_soon(wait_for_the_full_host)
+            await anyio.wait_all_tasks_blocked()
+            for image in ("python:3", "base", None):
+                await stack.enter_async_context(fleet.workbench(image=image))
+            assert (debian.num_placed, python.num_placed, has_waited.is_set()) == (1, 3, False)
+            await stack.aclose()
+            await has_waited.wait()
+        with pytest.raises(ConfigError, match=r"image node:22: .*'debian:12'.*--image node:22=FOLDER.*'python:3'"):
+            async with fleet.workbench(image="node:22"):
+                pass
+    with pytest.raises(ConfigError, match=r"image python:3: .* has the images \['debian:12'\]"):
+        async with planned_fleet(two[0], images=[("debian:12",)], wanted=wanted):
+            pass
+    async with planned_fleet(two[0], images=[("*",)], wanted=wanted) as fleet, fleet.workbench(image="node:22"):
+        assert fleet.hosts[0].num_placed == 1
+
+
+async def test_a_host_that_is_too_small_for_some_environments_gets_the_others() -> None:
+    async with planned_fleet(host_options(128), host_options(512), images=[(), ()], wanted={}) as fleet:
+        small, large = fleet.hosts
+        async with AsyncExitStack() as stack:
+            for _ in range(4):
+                await stack.enter_async_context(fleet.workbench())
+            assert (small.num_placed, large.num_placed) == (0, 4)
+            little = LIMITS.model_copy(update={"memory_mb": 64})
+            await stack.enter_async_context(fleet.workbench(limits=little))
+            assert small.num_placed == 1
+        with pytest.raises(ConfigError, match=r"at most 128, .*at most 512, .*--memory-mb 1024"):
+            async with fleet.workbench(limits=LIMITS.model_copy(update={"memory_mb": 1024})):
+                pass
+    with pytest.raises(ConfigError, match=r"limits\.memory_mb: expected at most 128"):
+        async with planned_fleet(host_options(128), images=[()], wanted={}):
+            pass
 
 
 def test_nodes_without_the_backend_ray_are_refused() -> None:

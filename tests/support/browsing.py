@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import orjson
 
 from agentrl.view.data import RunData
@@ -19,6 +20,8 @@ FLAGS = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
 PATIENCE_MS = 120_000
+LATE_S = 0.3
+"""Seconds by which each answer is late, so that a test that does not wait for what it reads fails on any machine."""
 WIDE = {"width": 1440, "height": 900}
 NARROW = {"width": 390, "height": 844}
 
@@ -44,11 +47,18 @@ async def browser_page(**context: Any) -> AsyncGenerator[Any]:  # noqa: ANN401 -
         new_context: Any = browser.new_context
         page = await (await new_context(**{"viewport": WIDE, **context})).new_page()
         page.set_default_timeout(PATIENCE_MS)
+        await page.route("**/*", _answer_late)
         page.on("pageerror", on_error)
         page.on("console", on_message)
         yield page
+        await page.unroute_all(behavior="ignoreErrors")
         await browser.close()
     assert problems == []
+
+
+async def _answer_late(route: Any) -> None:  # noqa: ANN401 - Playwright's own type
+    await anyio.sleep(LATE_S)
+    await route.continue_()
 
 
 @asynccontextmanager

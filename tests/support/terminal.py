@@ -8,7 +8,8 @@ from agentrl.data.harbor_task import read_harbor_folder
 from agentrl.sandbox.containers import Containers
 from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
 from agentrl.sandbox.types import Limits
-from agentrl_workflows.terminal.verifier import TaskVerdict, TaskVerifier, prepare_bench
+from agentrl_workflows.terminal.benches import TaskBenches
+from agentrl_workflows.terminal.verifier import TaskVerdict, TaskVerifier
 from agentrl_workflows.terminal_tasks.catalog import bundled_problems
 
 SCRIPT_LIMITS = CONTAINER_LIMITS.model_copy(update={"wall_s": 300.0})
@@ -19,11 +20,11 @@ async def play_script(
 ) -> TaskVerdict:
     """Return what the tests say after `script` has run in the container of the task in `folder`."""
     harbor = read_harbor_folder(folder)
-    async with containers.workbench(image=harbor.image.image, limits=limits) as bench:
-        await prepare_bench(bench, harbor, limits)
+    benches = TaskBenches(containers)
+    async with benches.opened(harbor, limits) as bench:
         async with bench.run(directory=harbor.image.workdir) as container:
             await container.execute(["/bin/bash", "-c", script], timeout_s=patience_s)
-        return await TaskVerifier(containers).verify(bench, harbor, limits)
+        return await TaskVerifier(benches).verify(bench, harbor, limits)
 
 
 def write_problem(folder: Path, name: str) -> dict[str, str]:

@@ -50,6 +50,8 @@ CONTAINER_VARIABLES: Final[Mapping[str, str]] = {
     "TAR_OPTIONS": "--no-same-owner",
 }
 """The environment of programs, before the variables of a task."""
+ANY_IMAGE: Final = "*"
+"""The name among images that stands for those without an entry."""
 START_S: Final = 600.0
 """Seconds that an environment may wait for its turn to start, while as many start as may at a time."""
 MAX_STARTING: Final = 2 * (os.cpu_count() or 1) + 2

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -31,7 +31,14 @@ from agentrl.sandbox.containers.layer_files import (
     write_layer,
 )
 from agentrl.sandbox.containers.layer_memory import LayerMemory, LayerTools, find_layer_tools, hold_memory
-from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS, CONTAINER_VARIABLES, MAX_STARTING, LayerFile, Variables
+from agentrl.sandbox.containers.protocol import (
+    ANY_IMAGE,
+    CONTAINER_LIMITS,
+    CONTAINER_VARIABLES,
+    MAX_STARTING,
+    LayerFile,
+    Variables,
+)
 from agentrl.sandbox.containers.roots import CONTAINER_UID, RootFolder, folder_root, make_default_root
 from agentrl.sandbox.containers.starter import WRAPPER, LayerStarter, OneUserId
 from agentrl.sandbox.containers.starting import turn_to_start
@@ -40,8 +47,6 @@ from agentrl.sandbox.types import Limits
 from agentrl.sandbox.usage_record import note_use
 
 Done = TypeVar("Done")
-ANY_IMAGE: Final = "*"
-"""The name among images that stands for those without an entry."""
 
 
 class BubblewrapWorkbench:

@@ -56,30 +56,6 @@ async def test_the_last_turn_that_is_allowed_counts(tmp_path: Path) -> None:
     assert (paid.final_reward, paid.metrics["finished"]) == (1.0, 0)
 
 
-async def test_the_oracle_keeps_which_files_of_its_solution_are_programs(tmp_path: Path) -> None:
-    paying = "mkdir -p /logs/verifier; grep -c yes /app/answer.txt > /logs/verifier/reward.txt"
-    task = write_folder(tmp_path, paying)
-    solution = tmp_path / "solution"
-    solution.mkdir()
-    (solution / "solve.sh").write_text("/solution/helper.sh > answer.txt\n")
-    (solution / "helper.sh").write_text("#!/bin/bash\necho yes\n")
-    (solution / "helper.sh").chmod(0o755)
-    (tmp_path / "environment").mkdir()
-    (tmp_path / "environment" / "Dockerfile").write_text("FROM debian:12\nWORKDIR /app\n")
-    replies = TerminalAgent().reference(read_harbor_folder(tmp_path).as_task("helped"))
-    assert replies is not None
-    paid = await play_async(TerminalAgent, task, replies, workflow_args=ARGUMENTS)
-    assert (paid.final_reward, paid.failure) == (1.0, None)
-
-
-async def test_the_oracle_is_the_reference_of_its_task(tmp_path: Path) -> None:
-    task = write_problem(tmp_path, "small-store")
-    agent = TerminalAgent(images=ARGUMENTS["images"])
-    replies = agent.reference(read_harbor_folder(Path(task["folder"])).as_task("small-store"))
-    assert replies is not None
-    assert (await play_async(agent, task, replies)).final_reward == 1.0
-
-
 async def test_tests_that_name_no_reward_whatever_the_agent_does_are_a_fault(tmp_path: Path) -> None:
     for number, test in enumerate(("true", "echo nan > /logs/verifier/reward.txt", "sleep 1000", "exit 1")):
         task = write_folder(tmp_path / str(number), test)
@@ -145,6 +121,31 @@ async def test_feedback_of_a_task_rewards_each_turn_with_what_it_gained(tmp_path
     assert (played.metrics["feedback"], played.metrics["feedback_missed"]) == (1, 0)
     off = await play_async(TerminalAgent, task, replies, workflow_args={**ARGUMENTS, "feedback_weight": 0})
     assert [turn.reward for turn in off.turns] == [None] * 4
+
+
+async def test_episodes_whose_containers_are_all_taken_still_get_feedback(tmp_path: Path) -> None:
+    task = write_folder(tmp_path / "one", "echo 1 > /logs/verifier/reward.txt")
+    (tmp_path / "one" / "tests" / "feedback.sh").write_text(FEEDBACK)
+    arguments = {**ARGUMENTS, "max_open": 1}
+    played = await play_async(TerminalAgent, task, [call("bash", command="touch a.txt"), "Done."], workflow_args=arguments)
+    assert [turn.reward for turn in played.turns] == [0.5, None]
+
+
+async def test_commands_of_an_image_run_once_for_its_episodes_their_feedback_and_their_tests(tmp_path: Path) -> None:
+    same = "cmp -s /opt/id /app/id && reward=1 || reward=0; echo $reward > /logs/verifier/reward.txt"
+    task = write_folder(tmp_path / "one", f"[ -e /app/broken ] && exit 1\n{same}")
+    (tmp_path / "one" / "tests" / "feedback.sh").write_text(same)
+    (tmp_path / "one" / "environment").mkdir()
+    dockerfile = "FROM debian:12\nWORKDIR /app\nRUN head -c 16 /dev/urandom > /opt/id\n"
+    (tmp_path / "one" / "environment" / "Dockerfile").write_text(dockerfile)
+    replies = [call("bash", command="cp /opt/id ."), "Done."]
+    agent = TerminalAgent(images=ARGUMENTS["images"])
+    async with agent.opened():
+        for _ in range(2):
+            played = await play_async(agent, task, replies)
+            assert (played.turns[0].reward, played.final_reward) == (0.5, 1.0)
+        broken = await play_async(agent, task, [call("bash", command="touch broken"), "Done."])
+        assert (broken.final_reward, broken.metrics["verifier_broken"]) == (0.0, 1), broken.failure
 
 
 async def test_feedback_that_says_nothing_is_counted_and_changes_no_reward(tmp_path: Path) -> None:

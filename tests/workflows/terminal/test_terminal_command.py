@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.data.harbor_task import read_harbor_folder
 from agentrl.errors import ConfigError
 from agentrl.testing import play_async
 from agentrl.types import StopReason
-from agentrl.workflow import RolloutWorkflow
-from agentrl_workflows.terminal import TerminalAgent, TerminalCommand
+from agentrl_workflows.terminal import TerminalCommand
 from tests.support.fake_roots import make_image
 from tests.support.sandboxes import usable_host
 from tests.support.terminal import write_problem
@@ -37,12 +35,6 @@ async def test_a_program_in_the_container_asks_the_policy_and_is_paid(tmp_path: 
     played = await play_async(TerminalCommand, task, replies, workflow_args=AGENT)
     assert played.failure is None, played.failure
     assert (played.final_reward, played.metrics["exit_status"], len(played.turns)) == (1.0, 0, 3)
-
-
-def test_only_the_agent_with_the_tool_has_the_oracles_replies(tmp_path: Path) -> None:
-    task = read_harbor_folder(Path(write_problem(tmp_path, "count-lines")["folder"])).as_task("count-lines")
-    assert TerminalCommand.reference is RolloutWorkflow.reference
-    assert TerminalAgent().reference(task)
 
 
 async def test_a_program_in_a_container_of_a_service_asks_the_policy_and_is_paid(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from agentrl.data.harbor_task import read_harbor_folder
 from agentrl.sandbox.containers import open_containers
 from agentrl_workflows.terminal.bash_agent import Screen
-from agentrl_workflows.terminal.verifier import prepare_bench
+from agentrl_workflows.terminal.benches import TaskBenches
 from agentrl_workflows.terminal_demo.expert import NoteReader, demonstrate_note, note_demonstrations
 from agentrl_workflows.terminal_demo.tasks import NoteTask, note_tasks, random_note
 from agentrl_workflows.terminal_demo.tokenizer import write_terminal_tokenizer
@@ -66,13 +66,12 @@ async def test_outputs_of_demonstrations_are_those_of_the_container() -> None:
             folder = Path(task["folder"])
             harbor = read_harbor_folder(folder)
             messages = demonstrate_note(task["note"], note_of(dict(task.data)), NoteReader(p_hasty=0, p_slip=0), rng)
-            async with containers.workbench(image=harbor.image.image, limits=SCRIPT_LIMITS) as bench:
-                await prepare_bench(bench, harbor, SCRIPT_LIMITS)
-                async with bench.run(directory="/app") as container:
-                    screen = Screen(container, max_chars=200)
-                    for call, reply in zip(messages[1:-1:2], messages[2:-1:2], strict=True):
-                        command = json.loads(call["tool_calls"][0]["function"]["arguments"])["command"]
-                        assert await screen.bash(command) == reply["content"]
+            opened = TaskBenches(containers).opened(harbor, SCRIPT_LIMITS)
+            async with opened as bench, bench.run(directory="/app") as container:
+                screen = Screen(container, max_chars=200)
+                for call, reply in zip(messages[1:-1:2], messages[2:-1:2], strict=True):
+                    command = json.loads(call["tool_calls"][0]["function"]["arguments"])["command"]
+                    assert await screen.bash(command) == reply["content"]
             wrong = random_note(rng)
             while wrong == note_of(dict(task.data)):
                 wrong = random_note(rng)

@@ -9,17 +9,15 @@ agentrl train run.yaml
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any, Final
 
 from agentrl.client import Client, MessageLike
-from agentrl.data.harbor_task import read_harbor_folder
 from agentrl.errors import ConfigError
 from agentrl.tools import reply_to, tool
 from agentrl.types import Task
-from agentrl_workflows.terminal.episode import TerminalWorkflow, Workplace, solution_command
+from agentrl_workflows.terminal.episode import TerminalWorkflow
 from agentrl_workflows.terminal.screen import Screen
+from agentrl_workflows.terminal.workplace import Workplace
 
 TERMINAL_SYSTEM: Final = (
     "You work in a terminal. Call `bash` with the command to run; its directory and variables stay as you leave them. "
@@ -77,11 +75,3 @@ class TerminalAgent(TerminalWorkflow):
             if not screen.is_over:
                 screen.extend(await place.feedback.give(client))
         client.record(finished=finished, **screen.counts, **place.feedback.counts)
-
-    def reference(self, task: Task) -> list[str] | None:
-        """Return the replies of the oracle: a call that runs the task's own solution, and a last word."""
-        harbor = read_harbor_folder(Path(task["folder"]))
-        if "solve.sh" not in harbor.files("solution"):
-            return None
-        call = {"name": "bash", "arguments": {"command": solution_command(harbor)}}
-        return [f"<tool_call>\n{json.dumps(call)}\n</tool_call>", "The task is done."]

@@ -16,11 +16,12 @@ from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox import Ending
 from agentrl.sandbox.containers import LayerFile
 from agentrl.types import Task
-from agentrl_workflows.terminal.episode import TerminalWorkflow, Workplace
+from agentrl_workflows.terminal.benches import end_of_output
+from agentrl_workflows.terminal.episode import TerminalWorkflow
+from agentrl_workflows.terminal.workplace import Workplace
 
 _NOT_STARTED: Final = (126, 127)
 """By the convention of shells: a program that cannot be run, and one that is not there."""
-_LAST_CHARS: Final = 600
 
 
 class TerminalCommand(TerminalWorkflow):
@@ -74,5 +75,5 @@ class TerminalCommand(TerminalWorkflow):
         if client.unresolved_error is not None:
             raise client.unresolved_error
         if result.ended is Ending.EXITED and result.exit_status in _NOT_STARTED and not client.turns:
-            raise EnvironmentFault(f"{words[0]} cannot be started in the container: {result.text[-_LAST_CHARS:]}")
+            raise EnvironmentFault(f"{words[0]} cannot be started in the container: {end_of_output(result)}")
         client.record(exit_status=-1 if result.exit_status is None else result.exit_status)

@@ -6,42 +6,43 @@ name after every process of the agent has ended. A container that does not start
 
 from __future__ import annotations
 
-import base64
 import math
-import shlex
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, nullcontext
-from functools import partial
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import anyio
 from pydantic import ValidationError
 
-from agentrl.client import Client, Door
+from agentrl.client import Client
+from agentrl.concurrency import outside_work
 from agentrl.data.harbor_task import HarborTask, read_harbor_folder
 from agentrl.errors import ConfigError, WorkflowError
-from agentrl.sandbox.containers import Container, Containers, LayerFile
+from agentrl.sandbox.containers import LayerFile
 from agentrl.sandbox.containers.config import open_chosen_containers, read_containers_config
-from agentrl.sandbox.containers.prepared import PREPARE_S, PreparedLayers
+from agentrl.sandbox.containers.prepared import PREPARE_S
 from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
 from agentrl.sandbox.types import Limits
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
+from agentrl_workflows.terminal.benches import TaskBenches
 from agentrl_workflows.terminal.feedback import TaskFeedback, TurnFeedback
-from agentrl_workflows.terminal.verifier import TaskVerifier, prepare_bench
+from agentrl_workflows.terminal.oracle import TaskOracle, has_solution
+from agentrl_workflows.terminal.verifier import TaskVerifier
+from agentrl_workflows.terminal.workplace import Work, Workplace
 
 
-class Workplace(NamedTuple):
-    """What the agent of one episode has."""
+class _OpenPlaces(NamedTuple):
+    """What all episodes share."""
 
-    container: Container
-    harbor: HarborTask
-    door: Door | None
-    """The way to the policy for programs in the container, where the workflow is `served`."""
-    feedback: TurnFeedback
-    """Rewards the last turn where the task offers feedback: `await place.feedback.give(client)`."""
+    benches: TaskBenches
+    verifier: TaskVerifier
+    feedback: TaskFeedback
+    turns: anyio.Semaphore
+    """Of episodes, which have a container each."""
 
 
 class TerminalWorkflow(RolloutWorkflow):
@@ -82,7 +83,7 @@ class TerminalWorkflow(RolloutWorkflow):
         self._images, self._max_open = dict(images or {}), max_open
         self._where, self._feedback_weight = read_containers_config(containers), feedback_weight
         self._prepare_s = prepare_s
-        self._open: tuple[Containers, TaskVerifier, TaskFeedback, PreparedLayers] | None = None
+        self._open: _OpenPlaces | None = None
 
     @abstractmethod
     async def work(self, task: Task, client: Client, place: Workplace) -> None:
@@ -95,32 +96,37 @@ class TerminalWorkflow(RolloutWorkflow):
         """Return files that each container of an agent has beside those of its task, by absolute path; none by default."""
         return {}
 
+    def reference(self, task: Task) -> RolloutWorkflow | None:
+        """Return the workflow that plays the task with its own `solution/solve.sh`; None where it has none."""
+        return TaskOracle(self.play) if has_solution(read_harbor_folder(Path(task["folder"]))) else None
+
     async def run(self, task: Task, client: Client) -> float:
         """Return the reward that the tests of the task name.
 
         Cancellation: the container is ended, and nothing of it is left.
         """
+        return await self.play(task, client, self.work)
+
+    async def play(self, task: Task, client: Client, work: Work) -> float:
+        """Return what the tests say after `work`, which stands in for the method of this name."""
         if self._open is None:
             raise WorkflowError(f"{self.name}: its containers are closed; use `async with workflow.opened():`")
-        containers, verifier, feedback, prepared = self._open
         harbor = read_harbor_folder(Path(task["folder"]))
         limits = self.limits_of(harbor)
         environment = {**harbor.image.env, **harbor.agent_env}
-        async with containers.workbench(image=harbor.image.image, limits=limits) as bench:
-            prepare = partial(prepare_bench, harbor=harbor, limits=limits)
-            if harbor.image.commands:
-                await prepared.begin(str(harbor.folder), bench, prepare)
-            else:
-                await prepare(bench)
+        async with AsyncExitStack() as stack:
+            with outside_work():
+                await stack.enter_async_context(self._open.turns)
+            bench = await stack.enter_async_context(self._open.benches.opened(harbor, limits))
             if programs := self.programs():
                 await bench.add(programs)
             async with client.served() if self.served else nullcontext() as door:
                 port = None if door is None else urlsplit(door.server_url).port
                 run = bench.run(directory=harbor.image.workdir, environment=environment, port=port)
                 async with run as container:
-                    turns = TurnFeedback(feedback, container, harbor, limits, self._feedback_weight)
-                    await self.work(task, client, Workplace(container, harbor, door, turns))
-            verdict = await verifier.verify(bench, harbor, limits)
+                    turns = TurnFeedback(self._open.feedback, container, harbor, limits, self._feedback_weight)
+                    await work(task, client, Workplace(container, harbor, door, turns))
+            verdict = await self._open.verifier.verify(bench, harbor, limits)
         parts = {f"reward.{name}": value for name, value in verdict.parts.items() if name.isidentifier()}
         client.record(verifier_broken=bool(verdict.broken), **parts)
         return verdict.reward
@@ -140,30 +146,13 @@ class TerminalWorkflow(RolloutWorkflow):
         Raises:
             ConfigError: this machine cannot run them, or an image is no folder of one.
         """
-        opened = open_chosen_containers(self._where, images=self._images, limits=self._limits, max_open=self._max_open)
+        most = 2 * self._max_open  # an episode may hold a workbench while its feedback waits for another
+        opened = open_chosen_containers(self._where, images=self._images, limits=self._limits, max_open=most)
         async with opened as containers:
-            prepared = PreparedLayers(prepare_s=self._prepare_s)
-            self._open = (containers, TaskVerifier(containers), TaskFeedback(containers), prepared)
+            benches = TaskBenches(containers, prepare_s=self._prepare_s)
+            turns = anyio.Semaphore(self._max_open)
+            self._open = _OpenPlaces(benches, TaskVerifier(benches), TaskFeedback(benches), turns)
             try:
                 yield
             finally:
                 self._open = None
-
-
-def solution_files(harbor: HarborTask) -> dict[str, bytes]:
-    """Return the files of a task's solution, by their path in a container."""
-    return {f"/solution/{name}": path.read_bytes() for name, path in harbor.files("solution").items()}
-
-
-def solution_command(harbor: HarborTask) -> str:
-    """Return the lines of bash that write the files of a task's solution, programs as such, and run it."""
-    lines: list[str] = []
-    for name, path in harbor.files("solution").items():
-        place = shlex.quote(f"/solution/{name}")
-        folder = shlex.quote(f"/solution/{name}".rpartition("/")[0])
-        data = base64.encodebytes(path.read_bytes()).decode()
-        lines.append(f"mkdir -p {folder}; base64 -d > {place} <<'END'\n{data}END")
-        if path.stat().st_mode & 0o100:
-            lines.append(f"chmod 755 {place}")
-    given = " ".join(f"{name}={shlex.quote(value)}" for name, value in harbor.solution_env.items())
-    return "\n".join([*lines, f"{given} bash /solution/solve.sh </dev/null".strip()])

@@ -20,9 +20,10 @@ from agentrl.concurrency import outside_work
 from agentrl.data.harbor_task import HarborTask
 from agentrl.errors import EnvironmentFault
 from agentrl.sandbox import Ending
-from agentrl.sandbox.containers import Container, Containers
+from agentrl.sandbox.containers import Container
 from agentrl.sandbox.types import MIB, Limits
-from agentrl_workflows.terminal.verifier import kept_paths, prepare_bench, run_tests
+from agentrl_workflows.terminal.benches import TaskBenches
+from agentrl_workflows.terminal.verifier import kept_paths, run_tests
 
 FEEDBACK_SCRIPT: Final = "feedback.sh"
 _COPY_S: Final = 60.0
@@ -31,8 +32,8 @@ _COPY_S: Final = 60.0
 class TaskFeedback:
     """Measures how far an agent is; remembers of each task how far one is that does nothing."""
 
-    def __init__(self, containers: Containers) -> None:
-        self._containers = containers
+    def __init__(self, benches: TaskBenches) -> None:
+        self._benches = benches
         self._first: dict[str, float] = {}
 
     async def first(self, harbor: HarborTask, limits: Limits) -> float:
@@ -52,8 +53,7 @@ class TaskFeedback:
         return None if copy is None else await self._said(harbor, limits, copy)
 
     async def _said(self, harbor: HarborTask, limits: Limits, copy: bytes | None) -> float | None:
-        async with self._containers.workbench(image=harbor.image.image, limits=limits) as bench:
-            await prepare_bench(bench, harbor, limits)
+        async with self._benches.opened(harbor, limits) as bench:
             if copy is not None:
                 paths = [harbor.image.workdir, *harbor.kept]
                 async with bench.run() as container:

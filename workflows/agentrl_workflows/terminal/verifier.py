@@ -16,9 +16,10 @@ from typing import Final, cast
 
 from agentrl.data.harbor_task import HarborTask
 from agentrl.errors import EnvironmentFault
-from agentrl.sandbox import Ending, Result
-from agentrl.sandbox.containers import Containers, LayerFile, Workbench
+from agentrl.sandbox import Ending
+from agentrl.sandbox.containers import LayerFile, Workbench
 from agentrl.sandbox.types import Limits
+from agentrl_workflows.terminal.benches import TaskBenches, end_of_output
 
 REWARD_TEXT: Final = "/logs/verifier/reward.txt"
 REWARD_JSON: Final = "/logs/verifier/reward.json"
@@ -26,7 +27,6 @@ _SYSTEM: Final = frozenset(
     {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "logs", "proc", "root", "run", "sbin", "solution"}
     | {"sys", "tests", "tmp", "usr"}
 )
-_LAST_CHARS: Final = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,8 @@ class TaskVerdict:
 class TaskVerifier:
     """Runs the tests of tasks; remembers of each task whether they can name a reward at all."""
 
-    def __init__(self, containers: Containers) -> None:
-        self._containers = containers
+    def __init__(self, benches: TaskBenches) -> None:
+        self._benches = benches
         self._works: dict[str, str] = {}
         """By folder, why the tests over an untouched environment name no reward; empty: they do."""
 
@@ -63,8 +63,7 @@ class TaskVerifier:
     async def _own_fault(self, harbor: HarborTask, limits: Limits) -> str:
         key = str(harbor.folder)
         if key not in self._works:
-            async with self._containers.workbench(image=harbor.image.image, limits=limits) as bench:
-                await prepare_bench(bench, harbor, limits)
+            async with self._benches.opened(harbor, limits) as bench:
                 self._works[key] = (await run_tests(bench, harbor, limits)).broken
         return self._works[key]
 
@@ -94,34 +93,6 @@ def _is_below(path: str, tree: str) -> bool:
     return PurePosixPath(path).is_relative_to(tree)
 
 
-async def prepare_bench(bench: Workbench, harbor: HarborTask, limits: Limits) -> None:
-    """Put the environment of a task into a new workbench, and run the commands of its image.
-
-    Raises:
-        EnvironmentFault: a command fails.
-    """
-    files: dict[str, LayerFile] = {}
-    folder = harbor.folder / "environment"
-    for source, target in harbor.image.copies:
-        path = folder / source
-        if path.is_file():
-            files[target] = path
-        else:
-            found = (each for each in sorted(path.rglob("*")) if each.is_file())
-            files |= {f"{target}/{each.relative_to(path)}".replace("//", "/"): each for each in found}
-    files[f"{harbor.image.workdir}/"] = b""
-    await bench.add(files)
-    if not harbor.image.commands:
-        return
-    async with bench.run(environment={**harbor.image.env, **harbor.agent_env}, limits=limits) as container:
-        for directory, command in harbor.image.commands:
-            line = f"mkdir -p '{directory}' && cd '{directory}' && {command}"
-            result = await container.execute(["/bin/bash", "-c", line], timeout_s=harbor.build_timeout_s)
-            if not result.is_success:
-                said = result.text[-_LAST_CHARS:]
-                raise EnvironmentFault(f"{folder}/Dockerfile: RUN {command}: {said}")
-
-
 async def run_tests(bench: Workbench, harbor: HarborTask, limits: Limits, *, script: str = "test.sh") -> TaskVerdict:
     """Return what a script of `tests/` says of the layers of a workbench."""
     tests: dict[str, LayerFile] = {f"/tests/{name}": path for name, path in harbor.files("tests").items()}
@@ -130,12 +101,12 @@ async def run_tests(bench: Workbench, harbor: HarborTask, limits: Limits, *, scr
     async with bench.run(directory=harbor.image.workdir, environment=environment, limits=limits) as container:
         result = await container.execute(["/bin/bash", f"/tests/{script}"], timeout_s=harbor.verifier_timeout_s)
     if result.ended is not Ending.EXITED:
-        return TaskVerdict(reward=0.0, broken=f"it ended at the {result.ended} limit: {_end_of_output(result)}")
+        return TaskVerdict(reward=0.0, broken=f"it ended at the {result.ended} limit: {end_of_output(result)}")
     text, structure = await _reward_file(bench, REWARD_TEXT), await _reward_file(bench, REWARD_JSON)
     try:
         return read_reward(text, structure)
     except ValueError as error:
-        return TaskVerdict(reward=0.0, broken=f"{error}; it said: {_end_of_output(result)}")
+        return TaskVerdict(reward=0.0, broken=f"{error}; it said: {end_of_output(result)}")
 
 
 async def _reward_file(bench: Workbench, path: str) -> bytes | None:
@@ -143,10 +114,6 @@ async def _reward_file(bench: Workbench, path: str) -> bytes | None:
         return await bench.read(path)
     except OSError:
         return None
-
-
-def _end_of_output(result: Result) -> str:
-    return result.text[-_LAST_CHARS:] or "(nothing)"
 
 
 def read_reward(text: bytes | None, structure: bytes | None) -> TaskVerdict:

@@ -20,8 +20,9 @@ from agentrl.data.harbor_task import read_harbor_folder
 from agentrl.errors import ConfigError
 from agentrl.sandbox.containers import Containers, Workbench, open_containers
 from agentrl.sandbox.containers.workbench import CONTAINER_LIMITS
-from agentrl_workflows.terminal.episode import solution_files
-from agentrl_workflows.terminal.verifier import kept_paths, prepare_bench, run_tests
+from agentrl_workflows.terminal.benches import TaskBenches, end_of_output
+from agentrl_workflows.terminal.oracle import run_solution
+from agentrl_workflows.terminal.verifier import kept_paths, run_tests
 from agentrl_workflows.terminal_commits.commits import History
 from agentrl_workflows.terminal_commits.folder import CommitTask, TaskOptions
 
@@ -103,8 +104,7 @@ async def _required(containers: Containers, folder: Path) -> tuple[Mapping[str, 
 
 async def _survey(containers: Containers, folder: Path, *, solved: bool) -> _Outcomes:
     harbor = read_harbor_folder(folder)
-    async with containers.workbench(image=harbor.image.image, limits=_LIMITS) as bench:
-        await prepare_bench(bench, harbor, _LIMITS)
+    async with TaskBenches(containers).opened(harbor, _LIMITS) as bench:
         await _work(bench, folder, solved=solved)
         await bench.keep(kept_paths(await bench.changed(), harbor))
         verdict = await run_tests(bench, harbor, _LIMITS)
@@ -118,8 +118,7 @@ async def _prove(containers: Containers, folder: Path) -> None:
     """Raise ConfigError unless the oracle is paid in full, and an agent that does nothing earns nothing."""
     harbor = read_harbor_folder(folder)
     for solved, expected in ((True, 1.0), (False, 0.0)):
-        async with containers.workbench(image=harbor.image.image, limits=_LIMITS) as bench:
-            await prepare_bench(bench, harbor, _LIMITS)
+        async with TaskBenches(containers).opened(harbor, _LIMITS) as bench:
             await _work(bench, folder, solved=solved)
             await bench.keep(kept_paths(await bench.changed(), harbor))
             verdict = await run_tests(bench, harbor, _LIMITS)
@@ -133,10 +132,9 @@ async def _work(bench: Workbench, folder: Path, *, solved: bool) -> None:
     async with bench.run(directory=harbor.image.workdir, limits=_LIMITS) as container:
         if not solved:
             return
-        await container.upload(solution_files(harbor))
-        result = await container.execute(["/bin/bash", "/solution/solve.sh"], timeout_s=300)
+        result = await run_solution(container, harbor)
         if not result.is_success:
-            raise ConfigError(f"the patch of the sources does not apply: {result.text[-600:]}")
+            raise ConfigError(f"the patch of the sources does not apply: {end_of_output(result)}")
 
 
 def made_line(made: MadeTask) -> str:

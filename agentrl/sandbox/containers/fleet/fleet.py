@@ -1,13 +1,14 @@
 """Places the environments of a run on several hosts, by free memory, and notices hosts that come and go.
 
-Invariant: an environment is opened on a host that has room for it, in the order in which they were asked for. The episodes
-of a host that is gone fail as faults of the infrastructure, so they run again, and no further one is placed there until it
-answers again.
+Invariant: an environment is opened on a host that has its image and room for it. Those of one image are opened in the order
+in which they were asked for. The episodes of a host that is gone fail as faults of the infrastructure, so they run again,
+and no further one is placed there until it answers again.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
@@ -18,9 +19,8 @@ import anyio
 from agentrl.concurrency import outside_work, task_group
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.containers.fleet.remote_host import NoRoom, RemoteHost, RemoteWorkbench
-from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS, MAX_STARTING
+from agentrl.sandbox.containers.protocol import ANY_IMAGE, CONTAINER_LIMITS, MAX_STARTING
 from agentrl.sandbox.containers.starting import turn_to_start
-from agentrl.sandbox.remote import exceeded
 from agentrl.sandbox.types import Limits
 
 LIFE_S: Final = 2.0
@@ -56,12 +56,18 @@ class HostFleet:
         self.hosts, self._images, self._limits = list(hosts), dict(images), limits
         self._open = anyio.Semaphore(max_open)
         self._starting = anyio.Semaphore(max_starting)
-        self._placing = anyio.Lock()
+        self._placing: defaultdict[str | None, anyio.Lock] = defaultdict(anyio.Lock)
+        """By image, so that one that waits for its hosts holds up no other."""
         self._changed = anyio.Event()
 
     @asynccontextmanager
     async def workbench(self, *, image: str | None = None, limits: Limits | None = None) -> AsyncGenerator[RemoteWorkbench]:
-        """Open the file system of an episode on the host with most free memory."""
+        """Open the file system of an episode on the host with most free memory.
+
+        Raises:
+            ConfigError: all hosts answer, and none has the image or gives as much as `limits` ask for.
+            EnvironmentFault: none has had room for an hour, or a host is lost.
+        """
         limits = limits or self._limits
         wanted = None if image is None or self._images.get(image, self._images.get("*", image)) is None else image
         async with AsyncExitStack() as stack:
@@ -75,7 +81,7 @@ class HostFleet:
         """Open a workbench where there is room; where a host refuses, or is lost meanwhile, try the next one."""
         while True:
             with outside_work():
-                host = await self._place(limits)
+                host = await self._place(image, limits)
             try:
                 async with turn_to_start(self._starting):
                     return await stack.enter_async_context(host.workbench(image, limits))
@@ -88,13 +94,15 @@ class HostFleet:
             finally:
                 host.release(limits)
 
-    async def _place(self, limits: Limits) -> RemoteHost:
+    async def _place(self, image: str | None, limits: Limits) -> RemoteHost:
         """Return a host that has room, with that reserved."""
         with anyio.move_on_after(PLACE_S):
-            async with self._placing:
+            async with self._placing[image]:
                 gone_at = anyio.current_time() + GONE_S
                 while anyio.current_time() < gone_at:
-                    found = [host for host in self.hosts if host.has_room_for(limits)]
+                    if all(host.state is not None for host in self.hosts):
+                        _check_fit(self.hosts, image, limits)
+                    found = [host for host in self.hosts if host.has_room_for(image, limits)]
                     if found:
                         host = max(found, key=lambda host: host.free_mb)
                         host.reserve(limits)
@@ -145,7 +153,8 @@ async def open_fleet(
         max_starting: workbenches that open at a time, over all hosts.
 
     Raises:
-        ConfigError: no host answers, one refuses the key, or none gives as much as `limits` ask for.
+        ConfigError: no host answers, one refuses the key, or none has an image of `images` and gives as much as `limits`
+            ask for.
     """
     if not urls or len(set(urls)) < len(urls):
         raise ConfigError(f"containers: expected addresses of different hosts, got {list(urls)}")
@@ -160,7 +169,7 @@ async def open_fleet(
         async with task_group() as tasks:
             for host in hosts:
                 tasks.start_soon(host.beat)
-        _check(hosts, chosen)
+        _check(hosts, images or {}, chosen)
         fleet = HostFleet(hosts, images or {}, limits=chosen, max_open=max_open, max_starting=max_starting)
         async with task_group() as tasks:
             for host in hosts:
@@ -169,13 +178,19 @@ async def open_fleet(
             tasks.cancel_scope.cancel()
 
 
-def _check(hosts: Sequence[RemoteHost], limits: Limits) -> None:
+def _check(hosts: Sequence[RemoteHost], images: Mapping[str, str | None], limits: Limits) -> None:
     answered = [host for host in hosts if host.state is not None]
     if not answered:
         said = "; ".join(host.describe() for host in hosts)
         raise ConfigError(f"containers: no host answers: {said}; start one with `agentrl sandbox-host`")
-    for host in answered:
-        assert host.state is not None
-        over = exceeded(limits, Limits.model_validate(host.state.maxima)) if host.state.maxima else None
-        if over is not None:
-            raise ConfigError(f"containers: {host.url}: {over}")
+    for image in (None, *(name for name, folder in images.items() if folder is not None and name != ANY_IMAGE)):
+        _check_fit(hosts, image, limits)
+
+
+def _check_fit(hosts: Sequence[RemoteHost], image: str | None, limits: Limits) -> None:
+    """Raise ConfigError where no host can ever open such an environment."""
+    problems = [host.misfit(image, limits) for host in hosts]
+    if None not in problems:
+        said = "; ".join(problem for problem in problems if problem is not None)
+        name = "the default image" if image is None else f"the image {image}"
+        raise ConfigError(f"containers: no host can hold an environment of {name}: {said}")

@@ -48,6 +48,11 @@ class HostState(msgspec.Struct, kw_only=True):
     """Fields of `Limits`: the most that the host gives."""
 
 
+def host_option(name: str, value: float) -> str:
+    """Return the option of `agentrl sandbox-host` that allows a limit; empty: it has none."""
+    return f"--memory-mb {value:g}" if name == "memory_mb" else ""
+
+
 class BenchBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A workbench to open."""
 

@@ -34,12 +34,13 @@ from agentrl.sandbox.containers.fleet.host_wire import (
     RunBody,
     SnapshotBody,
     StateBody,
+    host_option,
 )
 from agentrl.sandbox.containers.fleet.port_bytes import PING_S, carry_bytes
 from agentrl.sandbox.containers.layer_files import read_layer_files
-from agentrl.sandbox.containers.protocol import START_S, LayerFile, Variables
+from agentrl.sandbox.containers.protocol import ANY_IMAGE, START_S, LayerFile, Variables
 from agentrl.sandbox.passage import Port
-from agentrl.sandbox.remote import RemoteSupervisor, decode_answer, said_in
+from agentrl.sandbox.remote import RemoteSupervisor, decode_answer, exceeded, said_in
 from agentrl.sandbox.session import Session
 from agentrl.sandbox.types import Limits
 from agentrl.sandbox.usage_record import note_use
@@ -77,6 +78,8 @@ class RemoteHost:
         """Environments of this run on it, with those that it is opening."""
         self._reserved: list[float] = []
         """Memory limits, in MiB, of those that are to be opened, which its state does not know yet."""
+        self._maxima: Limits | None = None
+        """The most that it gives; None: it has not answered, or does not say."""
         self._has_answered = False
         self._calls: set[anyio.CancelScope] = set()
 
@@ -85,10 +88,20 @@ class RemoteHost:
         """Memory for further environments, in MiB."""
         return -1.0 if self.state is None else self.state.free_mb - self.state.share * sum(self._reserved)
 
-    def has_room_for(self, limits: Limits) -> bool:
-        """Return whether a further environment fits, as far as is known here."""
+    def misfit(self, image: str | None, limits: Limits) -> str | None:
+        """Return why such an environment cannot be opened there, now or later; None: it can."""
         state = self.state
         if state is None:
+            return self.describe()
+        if image is not None and image not in state.images and ANY_IMAGE not in state.images:
+            return f"{self.url} has the images {sorted(state.images) or 'none'} (--image {image}=FOLDER)"
+        over = None if self._maxima is None else exceeded(limits, self._maxima, host_option)
+        return None if over is None else f"{self.url}: {over}"
+
+    def has_room_for(self, image: str | None, limits: Limits) -> bool:
+        """Return whether a further environment fits, as far as is known here."""
+        state = self.state
+        if state is None or self.misfit(image, limits) is not None:
             return False
         return state.num_open + len(self._reserved) < state.max_open and self.free_mb >= limits.memory_mb * state.share
 
@@ -142,7 +155,7 @@ class RemoteHost:
         state = decode_answer(answer, HostState)
         if self.state is not None and self.state.instance != state.instance:
             self.lose("it restarted")
-        self.state = state
+        self.state, self._maxima = state, Limits.model_validate(state.maxima) if state.maxima else None
 
     async def send(self, method: str, path: str, body: bytes, patience_s: float) -> tuple[int, bytes]:
         """Send one request and return status and body; a host that is gone is an EnvironmentFault at once."""

@@ -1,0 +1,98 @@
+"""`agentrl validate` plays a task's own solution for every agent that works in a container, and says why one is not paid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.client import Client
+from agentrl.commands.validate import FindingKind, TaskValidation, ValidationReport
+from agentrl.config import parse_config
+from agentrl.types import Task
+from agentrl_workflows.terminal import TerminalWorkflow, Workplace
+
+pytestmark = [pytest.mark.processes, pytest.mark.anyio]
+PAYS_A_YES = "cat /app/*.txt | grep -c yes > /logs/verifier/reward.txt"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Silent(TerminalWorkflow):
+    """An agent of a user's own."""
+
+    async def work(self, task: Task, client: Client, place: Workplace) -> None:
+        await client.chat.completions.create(messages=[{"role": "user", "content": task["question"]}])
+
+
+def write_task(folder: Path, solution: str | None, *, settings: str = "[agent]\ntimeout_sec = 600\n") -> None:
+    for name in ("tests", "environment", "solution"):
+        (folder / name).mkdir(parents=True)
+    (folder / "task.toml").write_text(f'schema_version = "1.4"\n{settings}')
+    (folder / "instruction.md").write_text("Say yes.\n")
+    (folder / "environment" / "Dockerfile").write_text("FROM debian:12\nWORKDIR /app\n")
+    (folder / "tests" / "test.sh").write_text(PAYS_A_YES)
+    if solution is not None:
+        (folder / "solution" / "solve.sh").write_text(solution)
+
+
+async def validated(folder: Path, workflow: str = f"{__name__}:Silent", **workflow_args: object) -> ValidationReport:
+    run = {
+        "workflow": workflow,
+        "workflow_args": {"images": {"debian:12": None}, **workflow_args},
+        "tasks": {"path": str(folder), "format": "harbor"},
+        "model": {"path": "there-is-none"},
+    }
+    return await TaskValidation(parse_config(run)).check()
+
+
+@pytest.mark.parametrize(
+    ("workflow", "arguments"),
+    [
+        (f"{__name__}:Silent", {}),
+        ("agentrl_workflows.terminal:TerminalAgent", {"command_s": 0.01}),
+        ("agentrl_workflows.terminal:TerminalCommand", {"command": ["true"]}),
+    ],
+)
+async def test_the_oracle_plays_the_tasks_of_every_agent_with_programs_variables_and_the_tasks_time(
+    tmp_path: Path, workflow: str, arguments: dict[str, object]
+) -> None:
+    settings = '[agent]\ntimeout_sec = 600\n[solution.env]\nWORD = "yes"\n'
+    write_task(tmp_path, "sleep 0.1; /solution/helper.sh > answer.txt", settings=settings)
+    (tmp_path / "solution" / "helper.sh").write_text("#!/bin/bash\necho $WORD\n")
+    (tmp_path / "solution" / "helper.sh").chmod(0o755)
+    report = await validated(tmp_path, workflow, **arguments)
+    assert report.findings == []
+    assert (report.counts["train"].full, report.counts["train"].unchecked) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("solution", "said"),
+    [
+        ("echo began; sleep 600", "was interrupted after 0.5 s (agent.timeout_sec of its task.toml), and said: began"),
+        ("echo no such tool; exit 3", "ended with exit status 3, and said: no such tool"),
+        ("kill -9 $$", "was ended: killed"),
+    ],
+)
+async def test_a_solution_that_ends_badly_and_is_not_paid_is_named_with_its_end(
+    tmp_path: Path, solution: str, said: str
+) -> None:
+    write_task(tmp_path, solution, settings="[agent]\ntimeout_sec = 0.5\n")
+    [finding] = (await validated(tmp_path)).findings
+    assert finding.kind is FindingKind.FAILED
+    assert f"solution/solve.sh {said}" in finding.detail
+    assert "the tests then pay 0" in finding.detail
+
+
+async def test_a_solution_that_does_not_solve_its_task_is_found_and_none_is_counted(tmp_path: Path) -> None:
+    write_task(tmp_path / "wrong", "echo no > answer.txt")
+    write_task(tmp_path / "cut", "echo yes > answer.txt; exit 1")
+    write_task(tmp_path / "none", None)
+    report = await validated(tmp_path)
+    [finding] = [finding for finding in report.findings if finding.kind is not FindingKind.DUPLICATE]
+    assert (finding.kind, finding.where) == (FindingKind.REFERENCE, "train task wrong")
+    assert finding.detail == "return 0, completed after 0 turns; expected 1"
+    assert (report.counts["train"].full, report.counts["train"].unchecked) == (1, 1)

@@ -1,0 +1,87 @@
+"""The oracle of a task: its own solution in place of an agent, in the same container and under the same limits.
+
+Invariant: a solution that was cut short and is not paid in full is an error that names the limit, not a low reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from agentrl.client import Client
+from agentrl.data.harbor_task import HarborTask
+from agentrl.errors import WorkflowError
+from agentrl.sandbox import Ending, Result
+from agentrl.sandbox.containers import Container
+from agentrl.types import Task
+from agentrl.workflow import RolloutWorkflow
+from agentrl_workflows.terminal.benches import end_of_output
+from agentrl_workflows.terminal.workplace import Work, Workplace
+
+SOLUTION_S: Final = 3600.0
+"""Seconds of a solution whose task sets no `agent.timeout_sec`."""
+_SCRIPT: Final = "solve.sh"
+
+
+class TaskOracle(RolloutWorkflow):
+    """Plays tasks with their own solution and asks no model.
+
+    Args:
+        play: of a `TerminalWorkflow` that is open.
+    """
+
+    def __init__(self, play: Callable[[Task, Client, Work], Awaitable[float]]) -> None:
+        self._play = play
+
+    async def run(self, task: Task, client: Client) -> float:
+        """Return what the tests say of the solution.
+
+        Raises:
+            WorkflowError: it did not end well, and is not paid in full.
+        """
+        problem = ""
+
+        async def solve(task: Task, client: Client, place: Workplace) -> None:
+            nonlocal problem
+            del task, client
+            problem = _bad_end(await run_solution(place.container, place.harbor), place.harbor)
+
+        reward = await self._play(task, client, solve)
+        if problem and reward < self.full_reward:
+            raise WorkflowError(f"{problem}; the tests then pay {reward:g}")
+        return reward
+
+
+def has_solution(harbor: HarborTask) -> bool:
+    """Return whether a task has a `solution/solve.sh`."""
+    return _SCRIPT in harbor.files("solution")
+
+
+async def run_solution(container: Container, harbor: HarborTask) -> Result:
+    """Put the solution of a task into a container and run it; its programs stay programs.
+
+    Raises:
+        OSError: the container's disk is full.
+    """
+    files = {f"/solution/{name}": path for name, path in harbor.files("solution").items()}
+    await container.upload({name: path.read_bytes() for name, path in files.items()})
+    programs = [name for name, path in files.items() if path.stat().st_mode & 0o100]
+    if programs:
+        await container.execute(["/bin/chmod", "755", *programs])
+    seconds = harbor.agent_timeout_s or SOLUTION_S
+    argv = ["/bin/bash", f"/solution/{_SCRIPT}"]
+    return await container.execute(argv, environment=harbor.solution_env, timeout_s=seconds)
+
+
+def _bad_end(result: Result, harbor: HarborTask) -> str:
+    """Return why a solution did not end well, or nothing."""
+    if result.is_success:
+        return ""
+    if result.ended is Ending.TIMEOUT:
+        said = "is not set" if harbor.agent_timeout_s is None else "of its task.toml"
+        end = f"was interrupted after {harbor.agent_timeout_s or SOLUTION_S:g} s (agent.timeout_sec {said})"
+    elif result.ended is Ending.EXITED:
+        end = f"ended with exit status {result.exit_status}"
+    else:
+        end = f"was ended: {result.ended}"
+    return f"solution/{_SCRIPT} {end}, and said: {end_of_output(result)}"

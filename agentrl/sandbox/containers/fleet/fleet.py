@@ -101,7 +101,7 @@ class HostFleet:
                 gone_at = anyio.current_time() + GONE_S
                 while anyio.current_time() < gone_at:
                     if all(host.state is not None for host in self.hosts):
-                        _check_fit(self.hosts, image, limits)
+                        _refuse_misfit(self.hosts, image, limits)
                     found = [host for host in self.hosts if host.has_room_for(image, limits)]
                     if found:
                         host = max(found, key=lambda host: host.free_mb)
@@ -184,10 +184,10 @@ def _check(hosts: Sequence[RemoteHost], images: Mapping[str, str | None], limits
         said = "; ".join(host.describe() for host in hosts)
         raise ConfigError(f"containers: no host answers: {said}; start one with `agentrl sandbox-host`")
     for image in (None, *(name for name, folder in images.items() if folder is not None and name != ANY_IMAGE)):
-        _check_fit(hosts, image, limits)
+        _refuse_misfit(hosts, image, limits)
 
 
-def _check_fit(hosts: Sequence[RemoteHost], image: str | None, limits: Limits) -> None:
+def _refuse_misfit(hosts: Sequence[RemoteHost], image: str | None, limits: Limits) -> None:
     """Raise ConfigError where no host can ever open such an environment."""
     problems = [host.misfit(image, limits) for host in hosts]
     if None not in problems:

@@ -26,7 +26,7 @@ async def resource(name: str, log: list[str], mine: anyio.Event, other: anyio.Ev
 async def test_both_open_concurrently_and_both_close() -> None:
     log: list[str] = []
     a, b = anyio.Event(), anyio.Event()
-    with anyio.fail_after(60):
+    with anyio.fail_after(300):
         async with enter_both(resource("a", log, a, b), resource("b", log, b, a)) as (first, second):
             assert (first, second) == ("a", "b")
             assert len(log) == 2

@@ -345,4 +345,4 @@ def test_group_advantages_are_immutable() -> None:
 
 def test_the_driver_s_part_imports_no_torch() -> None:
     code = "import sys, agentrl.algo, agentrl.algo.advantage, agentrl.algo.packing; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0

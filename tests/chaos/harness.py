@@ -229,7 +229,7 @@ class CellRun:
     async def _find(self, fault: Fault) -> int:
         """Return the process to strike; a server that was started again may appear a little later."""
         wanted = [COMMANDS[fault.target]] + [f"--rank={fault.rank}"] * (fault.ranks > 1)
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             while True:
                 found = [pid for pid, command in marked(self.cell.name) if all(word in command for word in wanted)]
                 if found:
@@ -334,7 +334,7 @@ async def small_disk(folder: Path) -> AsyncGenerator[list[str]]:
     async with await anyio.open_process(holder, stderr=None) as process:
         assert process.stdout is not None
         try:
-            with anyio.fail_after(60):
+            with anyio.fail_after(300):
                 await process.stdout.receive()
         except anyio.EndOfStream:
             pytest.skip("a disk of its own needs `mount` in a user namespace, which this machine does not allow")

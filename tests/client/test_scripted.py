@@ -76,6 +76,6 @@ async def test_a_hanging_server_ends_with_the_calls_timeout(renderer: Renderer, 
         else:
             await client.chat.completions.create(messages=HI, timeout=0.05)
 
-    with anyio.fail_after(60), pytest.raises(TimeoutError, match=r"timeout of 0\.05"):
+    with anyio.fail_after(300), pytest.raises(TimeoutError, match=r"timeout of 0\.05"):
         await call()
     assert len(client.graph.turns) == 0

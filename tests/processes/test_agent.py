@@ -92,7 +92,7 @@ def test_a_signal_reaches_a_process_that_another_thread_waits_for():
     waiter = threading.Thread(target=lambda: codes.append(process.wait()[0]))
     waiter.start()
     process.signal(signal.SIGKILL)
-    waiter.join(60)
+    waiter.join(300)
     assert codes == [-9]
 
 

@@ -133,7 +133,7 @@ async def test_ranks_end_with_a_killed_driver_also_inside_a_step(
             command, env={**os.environ, TOKEN_VARIABLE: TOKEN}, cwd=Path(__file__).parents[2]
         )
         try:
-            with anyio.fail_after(120):
+            with anyio.fail_after(300):
                 while not (tmp_path / "ready").exists():  # noqa: ASYNC110 - another process's progress is observed
                     await anyio.sleep(0.1)
         finally:

@@ -158,7 +158,7 @@ async def test_what_a_stranger_sends_is_refused_without_harm(data: bytes) -> Non
 
 
 def meddle(meeting: Meeting, data: bytes) -> None:
-    with socket.create_connection(meeting.address, timeout=60) as connection:
+    with socket.create_connection(meeting.address, timeout=300) as connection:
         handshake.decode_greeting(_frame(connection), Challenge)
         connection.sendall(data)
         refused = handshake.decode_greeting(_frame(connection), Refused)
@@ -177,7 +177,7 @@ async def test_a_silent_stranger_delays_no_rank() -> None:
 
 async def test_more_silent_strangers_than_the_driver_keeps_delay_no_rank() -> None:
     async with meeting_of(1) as meeting:
-        strangers = [socket.create_connection(meeting.address, timeout=60) for _ in range(MAX_STRANGERS + 20)]
+        strangers = [socket.create_connection(meeting.address, timeout=300) for _ in range(MAX_STRANGERS + 20)]
         for stranger in strangers:
             await anyio.to_thread.run_sync(_frame, stranger)  # the driver has greeted it
         async with anyio.create_task_group() as tasks:
@@ -271,7 +271,7 @@ async def greeting(meeting: Meeting, *, rank: int, world: int = 2) -> socket.soc
     """Connect and greet as a rank by hand, and return the connection."""
 
     def greet() -> socket.socket:
-        connection = socket.create_connection(meeting.address, timeout=60)
+        connection = socket.create_connection(meeting.address, timeout=300)
         challenge = handshake.decode_greeting(_frame(connection), Challenge)
         nonce = handshake.new_nonce()
         hello = Hello(nonce=nonce, rank=rank, world=world, machine="here", pid=1, address="127.0.0.1", store_port=0)
@@ -283,7 +283,7 @@ async def greeting(meeting: Meeting, *, rank: int, world: int = 2) -> socket.soc
 
 async def joined(caplog: pytest.LogCaptureFixture, *, rank: int) -> None:
     """Wait until the driver has taken a greeting; only its log shows that."""
-    with anyio.fail_after(60):
+    with anyio.fail_after(300):
         while f"rank {rank} has joined" not in caplog.text:  # noqa: ASYNC110 - a log is observed
             await anyio.sleep(0.005)
 

@@ -49,7 +49,7 @@ async def test_two_ranks_train_until_a_node_is_lost(cluster: LocalRayCluster, ch
             assert node is not None
             cluster.kill_node(node)
             lost = rf"rank \d \([^\n]*on node \S+ \({node[:8]}\)\): (its connection closed|signal SIGKILL|node)"
-            with anyio.fail_after(60), pytest.raises(TrainerDied, match=lost):
+            with anyio.fail_after(300), pytest.raises(TrainerDied, match=lost):
                 await step_on(trainer)
             for pid in trainer.pids:
                 await until_ended(pid)

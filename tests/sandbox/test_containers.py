@@ -207,7 +207,7 @@ async def test_few_start_at_a_time_and_many_run() -> None:
                 await all_run.wait()
                 assert (await container.shell("echo here")).stdout == b"here\n"
 
-        with anyio.fail_after(120):
+        with anyio.fail_after(300):
             async with anyio.create_task_group() as tasks:
                 for _ in range(12):
                     tasks.start_soon(play)

@@ -40,7 +40,7 @@ async def test_the_shell_keeps_directory_variables_and_functions(sandbox: BoxSan
 async def test_a_late_call_is_interrupted_and_keeps_the_state(sandbox: BoxSandbox) -> None:
     async with sandbox.session() as session:
         await session.python("x = 1")
-        late = await session.python("import time\nprint('begun')\ntime.sleep(60)", timeout_s=1.0)
+        late = await session.python("import time\nprint('begun')\ntime.sleep(60)", timeout_s=3.0)
         assert (late.ended, late.state_lost, late.stdout) == (Ending.TIMEOUT, False, b"begun\n")
         assert (await session.python("x")).text == "1"
         await session.shell("true")  # a bash that is still starting would die of the interrupt

@@ -73,7 +73,7 @@ def oci_layout(folder: Path, layers: list[bytes]) -> Path:
 def small_image() -> dict[str, bytes | str | None]:
     """Return bash, cat, mkdir and their libraries of this machine, as an image without Python."""
     programs = ["/usr/bin/bash", "/usr/bin/cat", "/usr/bin/mkdir", "/usr/bin/ls"]
-    said = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True, timeout=60).stdout
+    said = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True, timeout=300).stdout
     libraries = set(re.findall(r"(/lib\S+)", said)) - {f"{each}:" for each in programs}
     found: dict[str, bytes | str | None] = dict.fromkeys(("usr", "usr/bin", "etc", "tmp", "app"))
     found |= {"bin": "usr/bin", "usr/bin/sh": "bash"}

@@ -39,7 +39,7 @@ class Collector:
         self.finished.set()
 
     async def wait(self) -> RequestProgress:
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             await self.finished.wait()
         assert self.finishes == 1
         assert self.result is not None

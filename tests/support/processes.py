@@ -17,7 +17,7 @@ async def until_ended(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             await anyio.wait_readable(descriptor)
     finally:
         os.close(descriptor)

@@ -89,7 +89,7 @@ def in_virtual_time(main: Callable[[], Awaitable[None]], clock: trio.testing.Moc
 
 async def seen(pool: ServerPool, condition: Callable[[PoolStatus], bool]) -> None:
     """Return once the pool's own tasks have brought `condition` about."""
-    with anyio.fail_after(120):
+    with anyio.fail_after(300):
         while not condition(pool.describe()):  # noqa: ASYNC110 - the pool's state is observed, as a user's display would
             await anyio.sleep(0.002)
 
@@ -107,7 +107,7 @@ async def outlive(servers: Sequence[ScriptedServer], pool: ServerPool, update: C
                 latest[name] = span.version
             await anyio.lowlevel.checkpoint()
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(300):
         async with anyio.create_task_group() as tasks:
             for index in range(8):
                 tasks.start_soon(episode, str(index))

@@ -51,7 +51,7 @@ async def test_a_step_and_a_publication_wait_for_their_events(tmp_path: Path) ->
         await trainer.publish(1, str(tmp_path))
         done.append("publish")
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(300):
         async with anyio.create_task_group() as group:
             group.start_soon(train)
             await trainer.started.wait()

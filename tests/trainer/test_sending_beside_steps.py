@@ -103,7 +103,7 @@ def is_bfloat16_of(tensors: dict[str, Tensor], model: Path) -> bool:
 async def test_steps_beside_a_sending_and_a_writing_change_nothing_that_leaves(
     tmp_path: Path, model: Path, dp: int, snapshot: str
 ) -> None:
-    with anyio.fail_after(150):
+    with anyio.fail_after(300):
         async with started(model, tmp_path, dp, snapshot=snapshot) as trainer:
             await _send_beside_steps(trainer, model)
             await _write_beside_a_step(trainer, tmp_path)

@@ -106,7 +106,7 @@ class _Beaten(io.BytesIO):
 
     def wait(self) -> None:
         self.beaten.clear()
-        assert self.beaten.wait(60)
+        assert self.beaten.wait(300)
 
 
 def test_it_gives_signs_of_life_until_it_replies(checkpoint: Path) -> None:
@@ -149,7 +149,7 @@ def _asked(
                 assert isinstance(ask(_setup(checkpoint, **settings)), Ready)
                 yield ask
         finally:
-            worker.join(60)
+            worker.join(300)
 
 
 def test_without_a_snapshot_weights_do_not_change_while_they_are_sent_and_are_held_again_only_unchanged(

@@ -56,5 +56,5 @@ def _threads_end() -> Iterator[None]:
     before = set(threading.enumerate())  # a thread of an earlier test may end meanwhile
     yield
     for thread in set(threading.enumerate()) - before:
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive(), thread.name

@@ -200,7 +200,7 @@ def test_outside_a_watched_loop_code_that_blocks_is_named_too(caplog: pytest.Log
     async def main() -> None:
         with blocks_named(), blocks_named():  # the inner one leaves it to the outer one
             await anyio.sleep(0.1)  # some beats
-            named.wait(60)  # the blocking line
+            named.wait(300)  # the blocking line
 
     handler = Named()
     logging.getLogger("agentrl.watchdog.delays").addHandler(handler)

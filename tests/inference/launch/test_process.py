@@ -53,7 +53,7 @@ class AfterFirstWords(LocalLauncher):
 
     async def start(self, specs: Sequence[ProcessSpec]) -> Sequence[LocalChild]:
         children = await super().start(specs)
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             await anyio.to_thread.run_sync(self.marker.read_bytes, abandon_on_cancel=True)
         return children
 
@@ -158,7 +158,7 @@ async def test_the_end_of_a_process_is_told_with_its_cause(tmp_path: Path) -> No
     process = process_of(recipe(tmp_path, *lines, "os.kill(os.getpid(), signal.SIGKILL)"))
     async with anyio.create_task_group() as tasks:
         await process.start(tasks, 60)
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             assert re.search(r"(?s)ended with signal SIGKILL; .*out of memory", await process.ended())
         await process.stop()
 
@@ -187,7 +187,7 @@ async def test_the_log_of_a_server_on_one_pipe_is_kept(tmp_path: Path) -> None:
     process = process_of(recipe(tmp_path, "print('first')", READY, "print('after', flush=True)", WAIT))
     async with anyio.create_task_group() as tasks:
         await process.start(tasks, 60)
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             while "after" not in log_of(process):  # noqa: ASYNC110 - a file is observed
                 await anyio.sleep(0.01)
         await process.stop()
@@ -342,7 +342,7 @@ async def test_a_server_that_is_taken_out_before_its_launcher_reports_the_start_
         await all_serving(pool)
         pool.take_out("scripted://0", "its log-probs are wrong")
         pool.report_started("scripted://0")
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             assert await pool.until_taken_out("scripted://0") == "its log-probs are wrong"
 
 

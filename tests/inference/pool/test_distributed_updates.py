@@ -87,7 +87,7 @@ async def served(checkpoint: Path, count: int = 2) -> AsyncGenerator[list[Watche
         servers: list[WatchedServer] = []
         for process in opened:
             assert process.stdout is not None
-            with anyio.fail_after(120):
+            with anyio.fail_after(300):
                 line = await BufferedByteReceiveStream(process.stdout).receive_until(b"\n", 65_536)
             servers.append(WatchedServer(json.loads(line)["url"], process, vocabulary(checkpoint)))
         yield servers
@@ -306,7 +306,7 @@ async def test_files_and_a_snapshot_of_any_number_of_ranks_bring_a_server_back_d
         worker(checkpoints[0], tmp_path, parallel={"dp": dp}) as trainer,
         pool_of(server, health_interval_s=10) as pool,
     ):
-        with anyio.fail_after(120):
+        with anyio.fail_after(300):
             for version in (1, 2):
                 await trainer.step(random_batch(version=version))
                 written = await trainer.publish(version, str(tmp_path / "weights"))

@@ -103,7 +103,7 @@ async def test_no_server_continues_before_all_have_the_weights() -> None:
         async def call(episode: str) -> None:
             generations.append(await pool.generate(request(episode=episode)))
 
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(call, "0")
                 tasks.start_soon(call, "1")
@@ -125,7 +125,7 @@ async def test_a_server_that_fails_an_update_is_left_out_and_comes_back(
     servers, source = servers_of(3, timeout_s=0.05), way()
     async with pool_of(*servers) as pool:
         servers[1].control_faults[call] = fault
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             report = await pool.update_weights(source.weights(1))
             assert report.updated == ("scripted://0", "scripted://2")
             assert report.evicted == ("scripted://1",)
@@ -283,7 +283,7 @@ async def test_a_cancelled_update_continues_every_server_and_the_next_one_works(
     servers, source = servers_of(2), way()
     async with pool_of(*servers, control_timeout_s=60) as pool:
         servers[1].control_faults[call] = Fault.HANG
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(pool.update_weights, source.weights(1))
                 await anyio.wait_all_tasks_blocked()  # all that is left to wait for is the call that hangs
@@ -362,7 +362,7 @@ async def test_an_update_waits_for_the_only_server_while_it_is_being_started_aga
         async def call() -> None:
             generations.append(await pool.generate(request()))
 
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(update)
                 tasks.start_soon(call)
@@ -386,7 +386,7 @@ async def test_an_update_that_loses_the_only_server_is_made_again_when_it_was_st
         async def update() -> None:
             reports.append(await pool.update_weights(publication(1)))
 
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(update)
                 await seen(pool, lambda status: status.updating)
@@ -412,7 +412,7 @@ async def test_a_server_that_ends_while_others_still_load_is_left_out_of_the_upd
         async def update() -> None:
             reports.append(await pool.update_weights(publication(1)))
 
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(update)
                 await loading.reached.wait()
@@ -436,7 +436,7 @@ async def test_the_only_server_may_end_after_it_has_loaded() -> None:
         async def update() -> None:
             reports.append(await pool.update_weights(publication(1)))
 
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(update)
                 await held.reached.wait()
@@ -474,7 +474,7 @@ async def test_an_update_does_not_wait_for_a_server_that_is_not_started_again() 
             await others_ran()
             pool.report_dead("scripted://0", "could not be started again: no memory")
 
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(give_up)
                 with pytest.raises(WeightSyncError, match=r"version 1: scripted://0 is dead: could not be started again"):

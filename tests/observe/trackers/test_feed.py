@@ -49,7 +49,7 @@ class Stuck(Tracker):
         self.go_on = threading.Event()
 
     def step(self, step: int, wall_s: float, numbers: Mapping[str, float]) -> None:
-        self.go_on.wait(60)
+        self.go_on.wait(300)
 
 
 class Watcher(Tracker):

@@ -421,7 +421,7 @@ async def test_a_waiting_update_is_released_by_a_pause(versions: list[Path], ref
 
 
 async def update(engine: EmbeddedEngine, path: Path, version: str) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(300):
         reply = await engine.update_weights(str(path), weight_version=version, flush_cache=True, abort_all_requests=False)
     assert reply.success, reply.message
 

@@ -78,7 +78,7 @@ def test_a_server_process_announces_itself_and_ends_cleanly(end: str, patient: P
                 child.stdin.close()
             else:
                 child.send_signal(signal.Signals[end])
-            assert child.wait(60) == 0
+            assert child.wait(300) == 0
             with connection.makefile("rb") as answer:
                 assert b'"length"' not in answer.read()
         assert child.stderr is not None

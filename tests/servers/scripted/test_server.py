@@ -41,7 +41,7 @@ async def test_each_episode_gets_the_texts_in_order() -> None:
 async def test_every_fault_ends_in_its_named_error(fault: Fault, error: type[ServerError]) -> None:
     timeout_s = 0.05 if error is ServerTimeout else 60
     server = ScriptedServer(lambda _: ScriptedReply(output=[4, 5], fault=fault), vocab_size=VOCAB, timeout_s=timeout_s)
-    with anyio.fail_after(60):
+    with anyio.fail_after(300):
         with pytest.raises(ServerError) as caught:
             await server.generate(request())
         with pytest.raises(ServerError) as streamed:
@@ -98,7 +98,7 @@ async def test_a_dead_server_ends_its_calls_and_refuses_new_ones_until_revived()
             await hold.reached.wait()
             server.die("kill -9")
 
-    with anyio.fail_after(60), pytest.raises(ServerUnavailable, match="kill -9"):
+    with anyio.fail_after(300), pytest.raises(ServerUnavailable, match="kill -9"):
         await kill()
     with pytest.raises(ServerUnavailable):
         await server.check()

@@ -238,7 +238,7 @@ class HeldExchanges(Ranks):
 
         class Waiting(Ranks):
             def gather(self, data: bytes) -> list[bytes]:
-                assert go.wait(60)
+                assert go.wait(300)
                 return super().gather(data)
 
         return Waiting()

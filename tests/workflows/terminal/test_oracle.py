@@ -70,17 +70,17 @@ async def test_the_oracle_plays_the_tasks_of_every_agent_with_programs_variables
 
 
 @pytest.mark.parametrize(
-    ("solution", "said"),
+    ("solution", "seconds", "said"),
     [
-        ("echo began; sleep 600", "was interrupted after 0.5 s (agent.timeout_sec of its task.toml), and said: began"),
-        ("echo no such tool; exit 3", "ended with exit status 3, and said: no such tool"),
-        ("kill -9 $$", "was ended: killed"),
+        ("sleep 6000", 0.5, "was interrupted after 0.5 s (agent.timeout_sec of its task.toml), and said: "),
+        ("echo no such tool; exit 3", 600, "ended with exit status 3, and said: no such tool"),
+        ("kill -9 $$", 600, "was ended: killed"),
     ],
 )
 async def test_a_solution_that_ends_badly_and_is_not_paid_is_named_with_its_end(
-    tmp_path: Path, solution: str, said: str
+    tmp_path: Path, solution: str, seconds: float, said: str
 ) -> None:
-    write_task(tmp_path, solution, settings="[agent]\ntimeout_sec = 0.5\n")
+    write_task(tmp_path, solution, settings=f"[agent]\ntimeout_sec = {seconds}\n")
     [finding] = (await validated(tmp_path)).findings
     assert finding.kind is FindingKind.FAILED
     assert f"solution/solve.sh {said}" in finding.detail

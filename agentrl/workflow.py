@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial, wraps
 from types import ModuleType
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from agentrl.client import Client
 from agentrl.concurrency import SharedContext
@@ -25,6 +25,8 @@ WorkflowFunction = Callable[..., Awaitable[float | None]]
 """`async def solve(task, client) -> float`; None where it has called `client.reward_final`."""
 
 
+REWARD_MARGIN: Final = 1e-6
+"""The most by which a return that counts as `full_reward` may lie below it."""
 _SHARED = "_agentrl_shared"
 _Opening: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
 

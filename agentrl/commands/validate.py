@@ -30,7 +30,7 @@ from agentrl.rollout.episode import run_policy_episode
 from agentrl.servers.scripted.server import ScriptedCall
 from agentrl.testing.policy import UNLIMITED, ScriptedPolicy
 from agentrl.types import StopReason, Task, Trajectory
-from agentrl.workflow import GroupWorkflow, RolloutWorkflow, load_workflow
+from agentrl.workflow import REWARD_MARGIN, GroupWorkflow, RolloutWorkflow, load_workflow
 
 _MAX_TURNS: Final = 64
 """Model calls of an episode of a run that sets no `rollout.max_turns`: a workflow may wait for a reply that never comes."""
@@ -38,7 +38,6 @@ _ENDLESS_LIMIT: Final = 100
 """Tasks of an endless set that are checked where the command has no limit."""
 _SHOWN: Final = 10
 """Findings of a kind that are printed."""
-_MARGIN: Final = 1e-6
 _Advance: TypeAlias = Callable[[Trajectory], None]
 _Replies: TypeAlias = str | Sequence[str]
 
@@ -202,7 +201,7 @@ class TaskValidation:
         tasks = [task for task in self._sets[name] if task.id in guesses]
         self._replies |= {f"{name} guess.{at}": guesses[task.id] for at, task in enumerate(tasks)}
         for task, episode in await self._played(f"{name} guess", tasks, advance):
-            if not self._failed(name, task, episode, "a guess") and episode.episode_return > _MARGIN:
+            if not self._failed(name, task, episode, "a guess") and episode.episode_return > REWARD_MARGIN:
                 self._find(FindingKind.GUESS, name, task, f"{guesses[task.id]!r:.120}: {_ending_of(episode)}")
 
     async def _played(self, name: str, tasks: Sequence[Task], advance: _Advance) -> list[tuple[Task, Trajectory]]:
@@ -216,7 +215,7 @@ class TaskValidation:
         return await self._run_episode(workflow, task, episode_id=episode_id)
 
     def _is_full(self, episode: Trajectory) -> bool:
-        return episode.episode_return >= self._workflow.full_reward - _MARGIN
+        return episode.episode_return >= self._workflow.full_reward - REWARD_MARGIN
 
     def _failed(self, name: str, task: Task, episode: Trajectory, played: str) -> bool:
         if episode.failure is None:

@@ -11,7 +11,6 @@ import secrets
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +34,7 @@ from agentrl.sandbox.containers.fleet.host_wire import (
     RunBody,
     SnapshotBody,
     StateBody,
+    digest_of,
     host_option,
 )
 from agentrl.sandbox.containers.kept_bytes import KeptBytes
@@ -182,7 +182,7 @@ class ContainerHost:
     async def _snapshot(self, request: web.Request) -> web.Response:
         with self._bench_of(request) as bench:
             content = await bench.workbench.snapshot()
-        self._kept.keep(sha256(content).hexdigest(), content)
+        self._kept.keep(await digest_of(content), content)
         return encoded(SnapshotBody(content=content))
 
     async def _restore(self, request: web.Request) -> web.Response:
@@ -190,7 +190,8 @@ class ContainerHost:
         content = body.content or self._kept.get(body.digest)
         if content is None:
             return json_refusal(404, "this host has no such snapshot; send it")
-        self._kept.keep(sha256(content).hexdigest(), content)
+        if body.content:
+            self._kept.keep(await digest_of(content), content)
         with self._bench_of(request) as bench:
             await bench.workbench.restore(content)
         return encoded({})

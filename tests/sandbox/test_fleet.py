@@ -7,12 +7,15 @@ import subprocess
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, cast
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
+from msgspec import structs
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox import Ending, Limits
@@ -184,7 +187,7 @@ async def test_hosts_that_refuse_are_named() -> None:
         with pytest.raises(ConfigError, match="answered 401"):
             async with open_fleet([url], api_key="wrong"):
                 pass
-        with pytest.raises(ConfigError, match=r"limits\.memory_mb: .* \(--memory-mb 1e\+07\)"):
+        with pytest.raises(ConfigError, match=r"limits\.memory_mb: .* \(--memory-mb 10000000\)"):
             async with open_fleet([url], api_key=HOST_KEY, limits=LIMITS.model_copy(update={"memory_mb": 10**7})):
                 pass
         config = read_containers_config({"hosts": [url]}).model_copy(update={"api_key_env": "NOWHERE_SET"})
@@ -283,6 +286,83 @@ async def test_an_environment_opens_where_its_image_is_and_waits_for_no_other_im
             pass
     async with planned_fleet(two[0], images=[("*",)], wanted=wanted) as fleet, fleet.workbench(image="node:22"):
         assert fleet.hosts[0].num_placed == 1
+
+
+async def test_a_large_environment_gets_its_turn_before_later_ones_of_other_images() -> None:
+    opened: list[str] = []
+    small, large = LIMITS, LIMITS.model_copy(update={"memory_mb": 1024})
+    options = replace(host_options(1024), memory_mb=300)  # a quarter counts: four small ones, or a large one
+    wanted = {"a": "/srv/a", "b": "/srv/b"}
+    async with planned_fleet(options, images=[("a", "b")], wanted=wanted) as fleet:
+
+        async def play(name: str, image: str, limits: Limits) -> None:
+            async with fleet.workbench(image=image, limits=limits):
+                opened.append(name)
+
+        async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+            held = [await stack.enter_async_context(AsyncExitStack()) for _ in range(4)]
+            for each in held:
+                await each.enter_async_context(fleet.workbench(image="a", limits=small))
+            tasks.start_soon(play, "large", "b", large)
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(play, "small", "a", small)
+            await held[0].aclose()
+            await anyio.wait_all_tasks_blocked()
+            assert opened == []
+            await stack.aclose()
+        assert opened == ["large", "small"]
+
+
+async def test_an_environment_that_ends_makes_room_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.sandbox.containers.fleet.fleet.LIFE_S", 3600.0)
+    monkeypatch.setattr("agentrl.sandbox.containers.fleet.placement.LOOK_S", 3600.0)
+    async with planned_fleet(host_options(512, max_open=1), images=[()], wanted={}) as fleet:
+
+        async def play() -> None:
+            async with fleet.workbench():
+                await anyio.lowlevel.checkpoint()
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(play)
+
+
+class ImagelessContainers(PlannedContainers):
+    """Containers without images."""
+
+    @asynccontextmanager
+    async def workbench(self, *, image: str | None = None, limits: Limits | None = None) -> AsyncGenerator[Any]:
+        del limits
+        if image is not None:
+            raise ConfigError(f"there is no image {image}")
+        yield None
+
+
+async def test_a_host_that_lost_its_image_is_passed_over_for_one_that_has_it() -> None:
+    async with AsyncExitStack() as stack:
+        without = serving_containers(cast("Containers", ImagelessContainers()), host_options(512))
+        having = serving_containers(cast("Containers", PlannedContainers()), host_options(512), images=("a",))
+        urls = [await stack.enter_async_context(each) for each in (without, having)]
+        fleet = await stack.enter_async_context(open_fleet(urls, images={"a": "/srv/a"}, limits=LIMITS))
+        first, second = fleet.hosts
+        assert first.state is not None
+        first.state = structs.replace(first.state, images=("a",), free_mb=10**8)  # as it was before it started again
+        await stack.enter_async_context(fleet.workbench(image="a"))
+        assert (first.num_placed, second.num_placed) == (0, 1)
+
+
+async def test_environments_whose_only_host_is_gone_fail_as_faults_that_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.sandbox.containers.fleet.fleet.LIFE_S", 3600.0)
+    monkeypatch.setattr("agentrl.sandbox.containers.fleet.placement.LOOK_S", 0.01)
+    monkeypatch.setattr("agentrl.sandbox.containers.fleet.placement.GONE_S", 0.0)
+    two = (host_options(512), host_options(512))
+    async with planned_fleet(*two, images=[("a",), ()], wanted={"a": "/srv/a"}) as fleet:
+        fleet.hosts[0].lose("its power failed")
+        with pytest.raises(EnvironmentFault, match=r"is gone: its power failed; .* has the images none"):
+            async with fleet.workbench(image="a"):
+                pass
+        async with fleet.workbench():
+            assert fleet.hosts[1].num_placed == 1
 
 
 async def test_a_host_that_is_too_small_for_some_environments_gets_the_others() -> None:

@@ -21,10 +21,13 @@ async def play_script(
     """Return what the tests say after `script` has run in the container of the task in `folder`."""
     harbor = read_harbor_folder(folder)
     benches = TaskBenches(containers)
+    verifier = TaskVerifier(benches)
     async with benches.opened(harbor, limits) as bench:
         async with bench.run(directory=harbor.image.workdir) as container:
             await container.execute(["/bin/bash", "-c", script], timeout_s=patience_s)
-        return await TaskVerifier(benches).verify(bench, harbor, limits)
+        verdict = await verifier.verify(bench, harbor, limits)
+    await verifier.refuse_own_faults(verdict, harbor, limits)
+    return verdict
 
 
 def write_problem(folder: Path, name: str) -> dict[str, str]:

@@ -44,9 +44,9 @@ def snapshot_layers(snapshot: bytes) -> list[bytes]:
         ) from None
 
 
-def write_layers(snapshot: bytes, places: Sequence[Path]) -> None:
+def write_layers(layers: Sequence[bytes], places: Sequence[Path]) -> None:
     """Write the layers of a snapshot as directories of overlayfs, one at each of the new `places`."""
-    for data, place in zip(snapshot_layers(snapshot), places, strict=True):
+    for data, place in zip(layers, places, strict=True):
         unpack_layer(data, place)
 
 

@@ -128,8 +128,9 @@ class BubblewrapWorkbench:
     async def restore(self, snapshot: bytes) -> None:
         """Put layers over those that are there, as `Workbench.restore` describes."""
         self._check_rests()
-        names = [self._new_name() for _ in snapshot_layers(snapshot)]
-        await self._in_thread(partial(write_layers, snapshot, [self._memory.outside / name for name in names]))
+        layers = await anyio.to_thread.run_sync(snapshot_layers, snapshot)
+        names = [self._new_name() for _ in layers]
+        await self._in_thread(partial(write_layers, layers, [self._memory.outside / name for name in names]))
         self._layers += names
 
     def _check_rests(self) -> None:

@@ -28,6 +28,10 @@ class Silent(TerminalWorkflow):
         await client.chat.completions.create(messages=[{"role": "user", "content": task["question"]}])
 
 
+class Generous(Silent):
+    full_reward = 2.0
+
+
 def write_task(folder: Path, solution: str | None, *, settings: str = "[agent]\ntimeout_sec = 600\n") -> None:
     for name in ("tests", "environment", "solution"):
         (folder / name).mkdir(parents=True)
@@ -74,7 +78,8 @@ async def test_the_oracle_plays_the_tasks_of_every_agent_with_programs_variables
     [
         ("sleep 6000", 0.5, "was interrupted after 0.5 s (agent.timeout_sec of its task.toml), and said: "),
         ("echo no such tool; exit 3", 600, "ended with exit status 3, and said: no such tool"),
-        ("kill -9 $$", 600, "was ended: killed"),
+        ("kill -9 $$", 600, "was ended by SIGKILL"),
+        ("head -c 9000000 /dev/zero", 600, "reached limits.output_kb of workflow_args"),
     ],
 )
 async def test_a_solution_that_ends_badly_and_is_not_paid_is_named_with_its_end(
@@ -85,6 +90,21 @@ async def test_a_solution_that_ends_badly_and_is_not_paid_is_named_with_its_end(
     assert finding.kind is FindingKind.FAILED
     assert f"solution/solve.sh {said}" in finding.detail
     assert "the tests then pay 0" in finding.detail
+
+
+async def test_a_solution_is_judged_by_the_full_reward_of_its_workflow(tmp_path: Path) -> None:
+    write_task(tmp_path, "echo yes > answer.txt; exit 3")
+    assert (await validated(tmp_path)).findings == []
+    [finding] = (await validated(tmp_path, f"{__name__}:Generous")).findings
+    assert "ended with exit status 3, and said: [exit status 3]; the tests then pay 1" in finding.detail
+
+
+async def test_a_solution_that_the_container_cannot_hold_is_named(tmp_path: Path) -> None:
+    write_task(tmp_path, "echo yes > answer.txt")
+    (tmp_path / "solution" / "data").write_bytes(b"x" * (48 << 20))
+    [finding] = (await validated(tmp_path, limits={"work_mb": 16})).findings
+    assert finding.kind is FindingKind.FAILED
+    assert f"{tmp_path}/solution does not fit into the container" in finding.detail
 
 
 async def test_a_solution_that_does_not_solve_its_task_is_found_and_none_is_counted(tmp_path: Path) -> None:

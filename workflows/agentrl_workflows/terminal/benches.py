@@ -1,18 +1,21 @@
 """Workbenches with the environment of a task: its files, and what the commands of its image made.
 
-Invariant: the commands of an image run once for all episodes of a task, with their feedback and their tests.
+Invariant: the commands of an image run once for all episodes of a task, with their feedback and their tests, while the
+layers that they made are kept (`PreparedLayers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import errno
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Final
 
 from agentrl.data.harbor_task import HarborTask
 from agentrl.errors import EnvironmentFault
-from agentrl.sandbox.containers import Containers, LayerFile, Workbench
+from agentrl.sandbox import Ending
+from agentrl.sandbox.containers import Container, Containers, LayerFile, Workbench
 from agentrl.sandbox.containers.prepared import PREPARE_S, PreparedLayers
 from agentrl.sandbox.types import Limits, Result
 
@@ -72,3 +75,14 @@ async def _prepare(bench: Workbench, harbor: HarborTask, limits: Limits) -> None
 def end_of_output(result: Result) -> str:
     """Return the last words of a program, for a message."""
     return result.text[-_LAST_CHARS:] or "(nothing)"
+
+
+@contextmanager
+def limits_as_full_disks(container: Container) -> Generator[None]:
+    """Raise an OSError where a limit of memory or files has ended the container, as where its disk is full."""
+    try:
+        yield
+    except EnvironmentFault as fault:
+        if container.session.supervisor.ending not in (Ending.MEMORY, Ending.FILES):
+            raise
+        raise OSError(errno.ENOMEM, str(fault)) from fault

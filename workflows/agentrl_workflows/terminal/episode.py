@@ -98,7 +98,7 @@ class TerminalWorkflow(RolloutWorkflow):
 
     def reference(self, task: Task) -> RolloutWorkflow | None:
         """Return the workflow that plays the task with its own `solution/solve.sh`; None where it has none."""
-        return TaskOracle(self.play) if has_solution(read_harbor_folder(Path(task["folder"]))) else None
+        return TaskOracle(self.play, self.full_reward) if has_solution(read_harbor_folder(Path(task["folder"]))) else None
 
     async def run(self, task: Task, client: Client) -> float:
         """Return the reward that the tests of the task name.
@@ -109,24 +109,26 @@ class TerminalWorkflow(RolloutWorkflow):
 
     async def play(self, task: Task, client: Client, work: Work) -> float:
         """Return what the tests say after `work`, which stands in for the method of this name."""
-        if self._open is None:
+        places = self._open
+        if places is None:
             raise WorkflowError(f"{self.name}: its containers are closed; use `async with workflow.opened():`")
         harbor = read_harbor_folder(Path(task["folder"]))
         limits = self.limits_of(harbor)
         environment = {**harbor.image.env, **harbor.agent_env}
         async with AsyncExitStack() as stack:
             with outside_work():
-                await stack.enter_async_context(self._open.turns)
-            bench = await stack.enter_async_context(self._open.benches.opened(harbor, limits))
+                await stack.enter_async_context(places.turns)
+            bench = await stack.enter_async_context(places.benches.opened(harbor, limits))
             if programs := self.programs():
                 await bench.add(programs)
             async with client.served() if self.served else nullcontext() as door:
                 port = None if door is None else urlsplit(door.server_url).port
                 run = bench.run(directory=harbor.image.workdir, environment=environment, port=port)
                 async with run as container:
-                    turns = TurnFeedback(self._open.feedback, container, harbor, limits, self._feedback_weight)
+                    turns = TurnFeedback(places.feedback, container, harbor, limits, self._feedback_weight)
                     await work(task, client, Workplace(container, harbor, door, turns))
-            verdict = await self._open.verifier.verify(bench, harbor, limits)
+            verdict = await places.verifier.verify(bench, harbor, limits)
+        await places.verifier.refuse_own_faults(verdict, harbor, limits)
         parts = {f"reward.{name}": value for name, value in verdict.parts.items() if name.isidentifier()}
         client.record(verifier_broken=bool(verdict.broken), **parts)
         return verdict.reward

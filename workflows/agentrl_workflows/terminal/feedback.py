@@ -6,11 +6,8 @@ agent sees nothing of it. The rewards of an episode add up to what it has gained
 
 from __future__ import annotations
 
-import errno
 import secrets
 import shlex
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Final
 
 import anyio
@@ -18,11 +15,9 @@ import anyio
 from agentrl.client import Client
 from agentrl.concurrency import outside_work
 from agentrl.data.harbor_task import HarborTask
-from agentrl.errors import EnvironmentFault
-from agentrl.sandbox import Ending
 from agentrl.sandbox.containers import Container
 from agentrl.sandbox.types import MIB, Limits
-from agentrl_workflows.terminal.benches import TaskBenches
+from agentrl_workflows.terminal.benches import TaskBenches, limits_as_full_disks
 from agentrl_workflows.terminal.verifier import kept_paths, run_tests
 
 FEEDBACK_SCRIPT: Final = "feedback.sh"
@@ -107,7 +102,7 @@ async def _archive_of(container: Container, paths: list[str], max_bytes: int) ->
     line = f'cd / && for p in {_quoted_paths(paths)}; do [ -e "$p" ] && echo "$p"; done | tar -cf {name} -T - ; rc=$?'
     try:
         await container.execute(["/bin/sh", "-c", f"{line}; exit $rc"], timeout_s=_COPY_S)
-        with _limits_as_full_disks(container):
+        with limits_as_full_disks(container):
             return await container.download(name, max_bytes=max_bytes)
     except OSError:
         return None
@@ -119,24 +114,13 @@ async def _archive_of(container: Container, paths: list[str], max_bytes: int) ->
 async def _unpack(container: Container, copy: bytes, paths: list[str]) -> bool:
     """Put the files of an archive in the place of these paths; return whether the container holds an archive so large."""
     try:
-        with _limits_as_full_disks(container):
+        with limits_as_full_disks(container):
             await container.upload({"/tmp/copy.tar": copy})
     except OSError:
         return False
     line = f"rm -rf {_quoted_paths(paths)}; tar -xf /tmp/copy.tar"
     await container.execute(["/bin/sh", "-c", f"cd / && {line}"], timeout_s=_COPY_S)
     return True
-
-
-@contextmanager
-def _limits_as_full_disks(container: Container) -> Generator[None]:
-    """Raise an OSError where a limit of memory or files has ended the container, as where its disk is full."""
-    try:
-        yield
-    except EnvironmentFault as fault:
-        if container.session.supervisor.ending not in (Ending.MEMORY, Ending.FILES):
-            raise
-        raise OSError(errno.ENOMEM, str(fault)) from fault
 
 
 def _quoted_paths(paths: list[str]) -> str:

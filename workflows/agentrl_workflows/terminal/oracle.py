@@ -13,14 +13,18 @@ from agentrl.data.harbor_task import HarborTask
 from agentrl.errors import WorkflowError
 from agentrl.sandbox import Ending, Result
 from agentrl.sandbox.containers import Container
+from agentrl.sandbox.types import signal_name
 from agentrl.types import Task
-from agentrl.workflow import RolloutWorkflow
-from agentrl_workflows.terminal.benches import end_of_output
+from agentrl.workflow import REWARD_MARGIN, RolloutWorkflow
+from agentrl_workflows.terminal.benches import end_of_output, limits_as_full_disks
 from agentrl_workflows.terminal.workplace import Work, Workplace
 
 SOLUTION_S: Final = 3600.0
 """Seconds of a solution whose task sets no `agent.timeout_sec`."""
 _SCRIPT: Final = "solve.sh"
+_GROUP: Final = 256
+"""Names of programs that one command takes."""
+_FIELDS: Final = {Ending.MEMORY: "memory_mb", Ending.OUTPUT: "output_kb", Ending.FILES: "num_files"}
 
 
 class TaskOracle(RolloutWorkflow):
@@ -28,16 +32,17 @@ class TaskOracle(RolloutWorkflow):
 
     Args:
         play: of a `TerminalWorkflow` that is open.
+        full_reward: of that workflow.
     """
 
-    def __init__(self, play: Callable[[Task, Client, Work], Awaitable[float]]) -> None:
-        self._play = play
+    def __init__(self, play: Callable[[Task, Client, Work], Awaitable[float]], full_reward: float) -> None:
+        self._play, self.full_reward = play, full_reward
 
     async def run(self, task: Task, client: Client) -> float:
         """Return what the tests say of the solution.
 
         Raises:
-            WorkflowError: it did not end well, and is not paid in full.
+            WorkflowError: it does not fit into the container, or it did not end well and is not paid in full.
         """
         problem = ""
 
@@ -47,7 +52,7 @@ class TaskOracle(RolloutWorkflow):
             problem = _bad_end(await run_solution(place.container, place.harbor), place.harbor)
 
         reward = await self._play(task, client, solve)
-        if problem and reward < self.full_reward:
+        if problem and reward < self.full_reward - REWARD_MARGIN:
             raise WorkflowError(f"{problem}; the tests then pay {reward:g}")
         return reward
 
@@ -61,13 +66,19 @@ async def run_solution(container: Container, harbor: HarborTask) -> Result:
     """Put the solution of a task into a container and run it; its programs stay programs.
 
     Raises:
-        OSError: the container's disk is full.
+        WorkflowError: the container cannot hold it.
     """
     files = {f"/solution/{name}": path for name, path in harbor.files("solution").items()}
-    await container.upload({name: path.read_bytes() for name, path in files.items()})
     programs = [name for name, path in files.items() if path.stat().st_mode & 0o100]
-    if programs:
-        await container.execute(["/bin/chmod", "755", *programs])
+    try:
+        with limits_as_full_disks(container):
+            await container.upload({name: path.read_bytes() for name, path in files.items()})
+    except (OSError, UnicodeError) as error:
+        raise WorkflowError(f"{harbor.folder}/solution does not fit into the container: {error}") from error
+    for start in range(0, len(programs), _GROUP):
+        changed = await container.execute(["/bin/chmod", "755", *programs[start : start + _GROUP]])
+        if not changed.is_success:
+            raise WorkflowError(f"{harbor.folder}/solution: chmod 755: {end_of_output(changed)}")
     seconds = harbor.agent_timeout_s or SOLUTION_S
     argv = ["/bin/bash", f"/solution/{_SCRIPT}"]
     return await container.execute(argv, environment=harbor.solution_env, timeout_s=seconds)
@@ -82,6 +93,8 @@ def _bad_end(result: Result, harbor: HarborTask) -> str:
         end = f"was interrupted after {harbor.agent_timeout_s or SOLUTION_S:g} s (agent.timeout_sec {said})"
     elif result.ended is Ending.EXITED:
         end = f"ended with exit status {result.exit_status}"
+    elif result.ended in _FIELDS:
+        end = f"reached limits.{_FIELDS[result.ended]} of workflow_args"
     else:
-        end = f"was ended: {result.ended}"
+        end = f"was ended by {signal_name(result.signal)}"
     return f"solution/{_SCRIPT} {end}, and said: {end_of_output(result)}"

@@ -49,16 +49,18 @@ class TaskVerifier:
         """By folder, why the tests over an untouched environment name no reward; empty: they do."""
 
     async def verify(self, bench: Workbench, harbor: HarborTask, limits: Limits) -> TaskVerdict:
-        """Return what the tests say of the newest layer, which an agent left.
+        """Return what the tests say of the newest layer, which an agent left; `refuse_own_faults` has to follow."""
+        await bench.keep(kept_paths(await bench.changed(), harbor), homes=("/root",))
+        return await run_tests(bench, harbor, limits)
+
+    async def refuse_own_faults(self, verdict: TaskVerdict, harbor: HarborTask, limits: Limits) -> None:
+        """Check, once the workbench of the episode is closed, that a verdict without a reward is the agent's doing.
 
         Raises:
-            EnvironmentFault: the tests name no reward, and neither do they for an agent that did nothing.
+            EnvironmentFault: the tests name no reward for an agent that did nothing, either.
         """
-        await bench.keep(kept_paths(await bench.changed(), harbor), homes=("/root",))
-        verdict = await run_tests(bench, harbor, limits)
         if verdict.broken and (own := await self._own_fault(harbor, limits)):
             raise EnvironmentFault(f"{harbor.folder}/tests/test.sh names no reward for an agent that did nothing: {own}")
-        return verdict
 
     async def _own_fault(self, harbor: HarborTask, limits: Limits) -> str:
         key = str(harbor.folder)

@@ -20,6 +20,9 @@ and 429 says that the host has no room.
 
 from __future__ import annotations
 
+from hashlib import sha256
+
+import anyio.to_thread
 import msgspec
 
 
@@ -50,7 +53,7 @@ class HostState(msgspec.Struct, kw_only=True):
 
 def host_option(name: str, value: float) -> str:
     """Return the option of `agentrl sandbox-host` that allows a limit; empty: it has none."""
-    return f"--memory-mb {value:g}" if name == "memory_mb" else ""
+    return f"--memory-mb {value:.0f}" if name == "memory_mb" else ""
 
 
 class BenchBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -110,6 +113,11 @@ class SnapshotBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
     digest: str = ""
     content: bytes = b""
+
+
+async def digest_of(snapshot: bytes) -> str:
+    """Return the name of a snapshot at hosts; hashing it holds up no other episode."""
+    return await anyio.to_thread.run_sync(lambda: sha256(snapshot).hexdigest())
 
 
 class Names(msgspec.Struct, kw_only=True):

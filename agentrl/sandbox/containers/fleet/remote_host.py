@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from hashlib import sha256
 from typing import Final, TypeVar
 
 import aiohttp
@@ -34,6 +33,7 @@ from agentrl.sandbox.containers.fleet.host_wire import (
     RunBody,
     SnapshotBody,
     StateBody,
+    digest_of,
     host_option,
 )
 from agentrl.sandbox.containers.fleet.port_bytes import PING_S, carry_bytes
@@ -98,10 +98,10 @@ class RemoteHost:
         over = None if self._maxima is None else exceeded(limits, self._maxima, host_option)
         return None if over is None else f"{self.url}: {over}"
 
-    def has_room_for(self, image: str | None, limits: Limits) -> bool:
-        """Return whether a further environment fits, as far as is known here."""
+    def has_room_for(self, limits: Limits) -> bool:
+        """Return whether there is room for a further environment, as far as is known here."""
         state = self.state
-        if state is None or self.misfit(image, limits) is not None:
+        if state is None:
             return False
         return state.num_open + len(self._reserved) < state.max_open and self.free_mb >= limits.memory_mb * state.share
 
@@ -298,7 +298,7 @@ class RemoteWorkbench:
     async def restore(self, snapshot: bytes) -> None:
         """Put layers over those that are there as `Workbench.restore` describes; they are sent where the host lacks them."""
         path = f"{self._path}/restore"
-        known = SnapshotBody(digest=sha256(snapshot).hexdigest())
+        known = SnapshotBody(digest=await digest_of(snapshot))
         status, answer = await self._host.send("POST", path, msgspec.json.encode(known), 0)
         if status == 404:
             await self._host.ask(path, SnapshotBody(content=snapshot), dict[str, str])

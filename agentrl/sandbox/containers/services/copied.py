@@ -155,7 +155,7 @@ class CopiedWorkbench:
 
     async def restore(self, snapshot: bytes) -> None:
         """Put layers over those that are there as `Workbench.restore` describes."""
-        self._layers += snapshot_layers(snapshot)
+        self._layers += await anyio.to_thread.run_sync(snapshot_layers, snapshot)
 
 
 class CopiedContainers:

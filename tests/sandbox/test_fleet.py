@@ -315,7 +315,7 @@ async def test_a_large_environment_gets_its_turn_before_later_ones_of_other_imag
 
 async def test_an_environment_that_ends_makes_room_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.sandbox.containers.fleet.fleet.LIFE_S", 3600.0)
-    monkeypatch.setattr("agentrl.sandbox.containers.fleet.placement.LOOK_S", 3600.0)
+    monkeypatch.setattr("agentrl.sandbox.containers.fleet.placement.PLACE_LOOK_S", 3600.0)
     async with planned_fleet(host_options(512, max_open=1), images=[()], wanted={}) as fleet:
 
         async def play() -> None:
@@ -353,7 +353,7 @@ async def test_a_host_that_lost_its_image_is_passed_over_for_one_that_has_it() -
 
 async def test_environments_whose_only_host_is_gone_fail_as_faults_that_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.sandbox.containers.fleet.fleet.LIFE_S", 3600.0)
-    monkeypatch.setattr("agentrl.sandbox.containers.fleet.placement.LOOK_S", 0.01)
+    monkeypatch.setattr("agentrl.sandbox.containers.fleet.placement.PLACE_LOOK_S", 0.01)
     monkeypatch.setattr("agentrl.sandbox.containers.fleet.placement.GONE_S", 0.0)
     two = (host_options(512), host_options(512))
     async with planned_fleet(*two, images=[("a",), ()], wanted={"a": "/srv/a"}) as fleet:

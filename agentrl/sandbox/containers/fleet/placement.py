@@ -20,7 +20,7 @@ PLACE_S: Final = 3600.0
 """Seconds that an environment may wait for a host with room."""
 GONE_S: Final = 300.0
 """Seconds that it waits while no host that could hold it answers."""
-LOOK_S: Final = 2.0
+PLACE_LOOK_S: Final = 2.0
 """Seconds between two looks at hosts of which no change is known."""
 
 
@@ -70,7 +70,7 @@ class Placement:
             if all(host.state is not None for host in self._hosts):
                 refuse_misfit(self._hosts, waiter.image, waiter.limits)
             self._place_waiting()
-            with anyio.move_on_after(LOOK_S):
+            with anyio.move_on_after(PLACE_LOOK_S):
                 await waiter.placed.wait()
                 return
             now = anyio.current_time()
@@ -90,7 +90,7 @@ class Placement:
 
     async def change(self) -> None:
         """Wait until a host may have more room."""
-        with anyio.move_on_after(LOOK_S):
+        with anyio.move_on_after(PLACE_LOOK_S):
             await self._changed.wait()
 
     def _place_waiting(self) -> None:

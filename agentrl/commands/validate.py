@@ -1,8 +1,8 @@
 """`agentrl validate`: checks the tasks of a run without a model.
 
-The workflow itself plays each task twice against a scripted policy: once with the reference replies, which must score
-full, and once with empty replies, which must not. Where the workflow has a guess, such as a constant answer, it must earn
-nothing. So the real prompt, environment, grader and sandbox are checked.
+The workflow itself plays each task twice against a scripted policy: once with the reference replies, or the task's own
+solution, which must score full, and once with empty replies, which must not. Where the workflow has a guess, such as a
+constant answer, it must earn nothing. So the real prompt, environment, grader and sandbox are checked.
 
 Invariant: every task is counted, and one without a reference counts as not checked, never as right. Nothing is written.
 """

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from agentrl.algo.loss_batch import LossBatch, LossTotals, Metric, TokenLoss, Weights
 from agentrl.algo.objective import check_token_loss, check_weights, named_metrics
-from agentrl.algo.slots import as_loaded
+from agentrl.algo.slots import Loaded, as_loaded
 from agentrl.testing.properties.loss_batches import random_batch, samples_of
 from agentrl.testing.properties.refusals import refused_as_failure
 
 Options = TypeVar("Options", bound=BaseModel)
+Result = TypeVar("Result", TokenLoss, Weights)
 SEEDS = range(2)
 EXTREMES = (0.0, -1e-6, -1.0, -50.0, -1e4)
 """Log-probs whose differences are taken in all combinations."""
@@ -47,13 +48,7 @@ def check_policy_loss(
     """
     loaded = as_loaded("check_policy_loss", function, options, TokenLoss)
     name = loaded.slot.name
-
-    def loss_of(batch: LossBatch) -> TokenLoss:
-        result = loaded(batch)
-        check_token_loss(loaded, result, batch.advantages.shape)
-        named_metrics(loaded, result.metrics)
-        return result
-
+    loss_of = _checked(loaded, check_token_loss)
     for seed in SEEDS:
         batch = random_batch(seed)
         whole = _finite_losses(loss_of(batch), batch, name)
@@ -84,13 +79,7 @@ def check_correction(
     """
     loaded = as_loaded("check_correction", function, options, Weights)
     name = loaded.slot.name
-
-    def weights_of(batch: LossBatch) -> Weights:
-        result = loaded(batch)
-        check_weights(loaded, result, batch.advantages.shape)
-        named_metrics(loaded, result.metrics)
-        return result
-
+    weights_of = _checked(loaded, check_weights)
     for seed in SEEDS:
         batch = random_batch(seed)
         whole = _sound_weights(weights_of(batch), name)
@@ -107,6 +96,20 @@ def check_correction(
             raise AssertionError(f"{name}: it drops tokens of the policy that is trained; expected all of them kept")
         _require_close(left.weight, torch.ones_like(left.weight), 1e-9, f"{name}: fresh tokens have another weight than 1")
     _check_extremes(lambda batch: weights_of(batch).weight, name)
+
+
+def _checked(
+    loaded: Loaded[Result], check: Callable[[Loaded[Result], Result, torch.Size], None]
+) -> Callable[[LossBatch], Result]:
+    """Return the function with the checks that a run makes of its results."""
+
+    def call(batch: LossBatch) -> Result:
+        result = loaded(batch)
+        check(loaded, result, batch.advantages.shape)
+        named_metrics(loaded, result.metrics)
+        return result
+
+    return call
 
 
 def _finite_losses(result: TokenLoss, batch: LossBatch, name: str) -> TokenLoss:

@@ -65,6 +65,16 @@ async def test_tests_that_name_no_reward_whatever_the_agent_does_are_a_fault(tmp
         assert "names no reward" in played.failure.message
 
 
+async def test_an_image_that_is_not_there_is_a_fault_that_names_it(tmp_path: Path) -> None:
+    task = write_folder(tmp_path, "echo 1 > /logs/verifier/reward.txt")
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "environment" / "Dockerfile").write_text("FROM node:22\nWORKDIR /app\n")
+    played = await play_async(TerminalAgent, task, ["Done."], workflow_args=ARGUMENTS)
+    assert (played.stop_reason, played.final_reward) == (StopReason.ENVIRONMENT_FAULT, None)
+    assert played.failure is not None
+    assert "there is no image 'node:22'" in played.failure.message
+
+
 async def test_tests_that_the_agent_broke_pay_nothing(tmp_path: Path) -> None:
     task = write_folder(tmp_path / "one", "[ -e /app/x ] && exit 3\necho 0.5 > /logs/verifier/reward.txt")
     broken = await play_async(TerminalAgent, task, [call("bash", command="touch x"), "Done."], workflow_args=ARGUMENTS)

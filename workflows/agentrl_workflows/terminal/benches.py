@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Final
 
 from agentrl.data.harbor_task import HarborTask
-from agentrl.errors import EnvironmentFault
+from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox import Ending
 from agentrl.sandbox.containers import Container, Containers, LayerFile, Workbench
 from agentrl.sandbox.containers.prepared import PREPARE_S, PreparedLayers
@@ -38,9 +38,14 @@ class TaskBenches:
         """Open a workbench with the environment of a task. Nothing is left at the block's end.
 
         Raises:
-            EnvironmentFault: it cannot be opened, or a command of the image fails.
+            EnvironmentFault: there is no such image, it cannot be opened, or a command of the image fails.
         """
-        async with self._containers.workbench(image=harbor.image.image, limits=limits) as bench:
+        async with AsyncExitStack() as stack:
+            workbench = self._containers.workbench(image=harbor.image.image, limits=limits)
+            try:
+                bench = await stack.enter_async_context(workbench)
+            except ConfigError as error:
+                raise EnvironmentFault(f"{harbor.folder}: {error}") from error
             prepare = partial(_prepare, harbor=harbor, limits=limits)
             if harbor.image.commands:
                 await self._prepared.begin(str(harbor.folder), bench, prepare)

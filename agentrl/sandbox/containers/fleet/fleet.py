@@ -62,7 +62,7 @@ class HostFleet:
             EnvironmentFault: none has had room for an hour, or a host is lost.
         """
         limits = limits or self._limits
-        wanted = None if image is None or self._images.get(image, self._images.get("*", image)) is None else image
+        wanted = None if image is None or self._images.get(image, self._images.get(ANY_IMAGE, image)) is None else image
         async with AsyncExitStack() as stack:
             with outside_work():
                 await stack.enter_async_context(self._open)

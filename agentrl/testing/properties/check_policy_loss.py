@@ -48,7 +48,7 @@ def check_policy_loss(
     """
     loaded = as_loaded("check_policy_loss", function, options, TokenLoss)
     name = loaded.slot.name
-    loss_of = _checked(loaded, check_token_loss)
+    loss_of = _with_checks(loaded, check_token_loss)
     for seed in SEEDS:
         batch = random_batch(seed)
         whole = _finite_losses(loss_of(batch), batch, name)
@@ -79,7 +79,7 @@ def check_correction(
     """
     loaded = as_loaded("check_correction", function, options, Weights)
     name = loaded.slot.name
-    weights_of = _checked(loaded, check_weights)
+    weights_of = _with_checks(loaded, check_weights)
     for seed in SEEDS:
         batch = random_batch(seed)
         whole = _sound_weights(weights_of(batch), name)
@@ -98,7 +98,7 @@ def check_correction(
     _check_extremes(lambda batch: weights_of(batch).weight, name)
 
 
-def _checked(
+def _with_checks(
     loaded: Loaded[Result], check: Callable[[Loaded[Result], Result, torch.Size], None]
 ) -> Callable[[LossBatch], Result]:
     """Return the function with the checks that a run makes of its results."""

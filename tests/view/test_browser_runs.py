@@ -36,18 +36,19 @@ async def test_the_front_page_of_two_runs_compares_them(runs: tuple[Path, Path])
         for name in ("low", "high"):  # the runs arrive one after the other
             await legend.filter(has_text=name).wait_for()
         painted = await card.locator("canvas").evaluate(
-            """canvas => {
-              const paint = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+            """canvas => new Promise((resolve) => {
               const isPainted = (name) => {
+                const paint = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
                 const wanted = [1, 3, 5].map((at) => Number.parseInt(themeColor(name).slice(at, at + 2), 16));
                 for (let at = 0; at < paint.length; at += 4)
                   if (paint[at + 3] > 250 && wanted.every((value, channel) => paint[at + channel] === value)) return true;
                 return false;
               };
-              return ["series-0", "series-1"].map(isPainted);
-            }"""
+              const look = () => ["series-0", "series-1"].every(isPainted) ? resolve(true) : requestAnimationFrame(look);
+              look();
+            })"""
         )
-        assert painted == [True, True]
+        assert painted
         fields = await page.locator(".fields").inner_text()
         assert ("trainer.lr" in fields, "1.0e-06" in fields, "1.0e-05" in fields) == (True, True, True)
         figures = await page.locator(".figures").inner_text()

@@ -49,10 +49,12 @@ async def test_the_front_page_of_two_runs_compares_them(runs: tuple[Path, Path])
             })"""
         )
         assert painted
-        fields = await page.locator(".fields").inner_text()
-        assert ("trainer.lr" in fields, "1.0e-06" in fields, "1.0e-05" in fields) == (True, True, True)
-        figures = await page.locator(".figures").inner_text()
-        assert ("Last evaluation" in figures, "mean return" in figures) == (True, True)
+        fields = page.locator(".fields")
+        for text in ("trainer.lr", "1.0e-06", "1.0e-05"):
+            await fields.filter(has_text=text).wait_for()
+        figures = page.locator(".figures")
+        for text in ("Last evaluation", "mean return"):
+            await figures.filter(has_text=text).wait_for()
         assert await page.evaluate("window.hacked") is None
 
 

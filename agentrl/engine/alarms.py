@@ -57,8 +57,8 @@ class Alarms:
             self._ring(
                 "entropy",
                 f"step {number}: the entropy of the policy fell from {before:.3g} to {entropy:.3g} nats per token within "
-                "two steps. A policy that collapses so fast explores no more: lower trainer.lr, raise trainer.warmup_steps, or "
-                "add algorithm.terms: [{entropy: 0.001}]",
+                "two steps. A policy that collapses so fast explores no more: lower trainer.lr, raise trainer.warmup_steps, "
+                "or add algorithm.terms: [{entropy: 0.001}]",
             )
 
     def _look_at_kl(self, number: int, kl: float | None) -> None:
@@ -95,8 +95,8 @@ class Alarms:
             self._ring(
                 "success",
                 f"step {number}: none of the first {self._episodes} episodes succeeded. Look at one (agentrl view): does "
-                "the reward recognize a right answer? If it does, set tasks to easier ones, raise algorithm.group_size, or set "
-                "model.path to a model that sometimes succeeds",
+                "the reward recognize a right answer? If it does, set tasks to easier ones, raise algorithm.group_size, or "
+                "set model.path to a model that sometimes succeeds",
             )
 
     def _ring(self, alarm: str, text: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final
 
-from agentrl.types import Group, StopReason, Turn
+from agentrl.types import Group, StopReason
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +75,9 @@ class Alarms:
             )
 
     def _look_at_cuts(self, number: int, groups: Sequence[Group]) -> None:
-        answers = [turn for group in groups for episode in group.episodes for turn in episode.turns if turn.in_loss]
-        cut = sum(map(_is_cut, answers))
+        turns = [turn for group in groups for episode in group.episodes for turn in episode.turns if turn.in_loss]
+        answers = [turn for turn in turns if len(turn.output_ids) > 1]  # a limit of one token is a choice between tokens
+        cut = sum(turn.stop_reason == StopReason.LENGTH for turn in answers)
         if answers and cut >= CUT_SHARE * len(answers):
             self._ring(
                 "cut",
@@ -103,7 +104,3 @@ class Alarms:
         if alarm not in self._rung:
             self._rung.add(alarm)
             logger.warning("%s", text)
-
-
-def _is_cut(turn: Turn) -> bool:
-    return turn.stop_reason == StopReason.LENGTH

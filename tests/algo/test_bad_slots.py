@@ -175,6 +175,7 @@ def test_a_function_of_the_driver_that_is_not_there_or_imports_torch_is_refused_
 
 def test_a_keep_function_that_says_neither_yes_nor_no_is_named(mine: str) -> None:
     keeps = load_filter(AlgorithmConfig(keep=f"{mine}:maybe"))
+    assert keeps is not None
     with pytest.raises(
         AgentRLError, match=r"algorithm\.keep: my_driver_slots:maybe returned a str for group 3; return True"
     ):

@@ -14,15 +14,15 @@ from agentrl.types import Group, StopReason, Task, Trajectory, Turn, VersionSpan
 ENDED, CUT = StopReason.STOP, StopReason.LENGTH
 
 
-def group(*stop_reasons: StopReason) -> Group:
+def group(*stop_reasons: StopReason, tokens: int = 2) -> Group:
     """Return a group whose one episode has a turn for each stop reason."""
-    ids = np.array([1], np.int32)
+    ids = np.ones(tokens, np.int32)
     turns = tuple(
         Turn(
             context_ids=ids,
             output_ids=ids,
             output_logprobs=-ids.astype(np.float32),
-            spans=(VersionSpan(start=0, end=1, version=1),),
+            spans=(VersionSpan(start=0, end=tokens, version=1),),
             stop_reason=reason,
             sent_after=number,
             sent_at=number,
@@ -89,6 +89,11 @@ def test_answers_that_are_all_cut_name_the_limit(caplog: pytest.LogCaptureFixtur
 
 def test_some_answers_that_are_cut_are_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert not warnings(caplog, ends=(CUT, CUT, ENDED))
+
+
+def test_a_choice_of_one_token_is_not_cut(caplog: pytest.LogCaptureFixture) -> None:
+    Alarms().step(1, [group(CUT, CUT, tokens=1)], {"episodes": 1.0, "success_rate": 1.0}, {})
+    assert not caplog.records
 
 
 def test_no_success_in_the_first_batches_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -55,7 +55,7 @@ def batch_advantages(
     if "values" in slot.needs:
         if values is None:
             raise InvariantError(f"algorithm.advantage: {slot.name} needs the critic's values, and the batch has none")
-        return [_valued(group, function, own, slot.name) for group, own in zip(groups, values, strict=True)]
+        return [valued_advantages(group, function, own, slot.name) for group, own in zip(groups, values, strict=True)]
     if "logprobs" not in slot.needs:
         estimates = [advantages_by(group, function, name=slot.name) for group in groups]
     elif logprobs is None:
@@ -80,13 +80,17 @@ def _whitened(groups: Sequence[Group], estimates: Sequence[GroupAdvantages]) -> 
     return result
 
 
-def _valued(
+def valued_advantages(
     group: Group,
     estimate: Loaded[Sequence[ValueEstimate]],
     values: Sequence[Sequence[Float32Array]],
     name: str,
 ) -> GroupAdvantages:
-    """Return the advantages of tokens that follow from the critic's values, and its targets."""
+    """Return the advantages of tokens that follow from the critic's values, and its targets; `estimate` is called `name`.
+
+    Raises:
+        InvariantError: as `advantages_by`, or a value is not finite.
+    """
     found = list(estimate(group, values))
 
     def first_of_turns(of: Group) -> Sequence[Float64Array]:

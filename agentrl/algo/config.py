@@ -75,8 +75,8 @@ class AlgorithmConfig(Config):
     groups_per_step: int = Field(default=16, ge=1)
     """Groups in one optimizer batch."""
     keep: Annotated[SlotValue, BeforeValidator(_kept_groups)] = "all"
-    """Which groups are trained: `all`, `mixed` (an advantage is not 0), or a function; `max_groups_per_step` bounds how many are
-    played for a batch, after which the others fill it up."""
+    """Which groups are trained: `all`, `mixed` (an advantage is not 0), or a function; `max_groups_per_step` bounds how many
+    are played for a batch, after which the others fill it up."""
     advantage: Annotated[SlotValue, BeforeValidator(_advantage_slot)] = "episode"
     """`episode`: return minus group mean, for every token. `turn`: return-to-go with a leave-one-out group baseline."""
     normalize: Literal["none", "group", "batch", "running"] = "none"

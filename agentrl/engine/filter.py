@@ -39,6 +39,7 @@ class GroupFilter:
         self._estimate: Loaded[Sequence[Float64Array]] = load_without_torch(_judged_by(slots.advantage), Sequence)
         if self._estimate.slot != slots.advantage:
             load_without_torch(slots.advantage, Sequence)
+        load_without_torch(slots.shaping, Group)
         most = slots.max_groups_per_step or BATCHES * algorithm.groups_per_step
         self._function: Loaded[object] | None = None
         if slots.keep.name != "all":

@@ -17,7 +17,7 @@ MODULES: Final = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
     "functools", "operator", "io", "sys", "json",
 )  # fmt: skip
-"""All names of these and of `typing`, a later one over an earlier one, but none of a builtin; then the modules themselves."""
+"""All names of these and of `typing`, a later one over an earlier one, none over a builtin; then the modules themselves."""
 RECURSION_LIMIT: Final = 50_000
 """As those graders set it; a search in depth over a long list passes the 1000 of Python."""
 

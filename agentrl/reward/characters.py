@@ -47,7 +47,7 @@ def latin_math(text: str) -> str:
         return text
     text = _RAISED.sub(lambda found: f"^{{{_normal(found[0])}}}", text)
     text = _LOWERED.sub(lambda found: f"_{{{_normal(found[0])}}}", text)
-    text = "".join(map(_letter, text.translate(_TABLE)))
+    text = "".join(map(_plain_character, text.translate(_TABLE)))
     return _ROOT.sub(lambda found: f"{_ROOTS[found[1]]}{{{found[2] or found[3] or found[4]}}}", text)
 
 
@@ -55,7 +55,7 @@ def _normal(text: str) -> str:
     return unicodedata.normalize("NFKC", text).replace("−", "-")
 
 
-def _letter(character: str) -> str:
+def _plain_character(character: str) -> str:
     if character.isascii() or character in _ROOTS:
         return character
     if (digit := unicodedata.decimal(character, None)) is not None:

@@ -41,6 +41,8 @@ _OPEN_BOX = re.compile(r"^\s*(?:\$|\\[(\[])?\s*\\{1,2}boxed\s?\{")
 """Of a reference that was cut off."""
 _ESCAPED = re.compile(r"\\\\(?=[a-zA-Z])")
 _GLUED = re.compile(r"(?<=\d)(and|or)(?=[A-Z\\(\d]|[a-z][\s=(<>])")
+_CONSTANT_FUNCTION = re.compile(r"(?<![a-zA-Z\\])([a-zA-Z])\([a-z]\)\s*=\s*(?=-?\d+\s*(?:$|,|;|and|or|\\text))")
+"""Whose argument may have any name."""
 _NOT_EQUAL = re.compile(r"\\ne(?:q(?![a-zA-Z]))?(?![a-zA-Z])\s?")
 _SIGNS = re.compile(r"\\(pm|mp)(?![a-zA-Z])\s?")
 _LISTED = re.compile(r"(,|;|\\text\s?\{\s?(?:and|or)\s?\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z]))")
@@ -71,6 +73,7 @@ def plain(text: str) -> str:
         inner = inner.replace("*", r"\cdot ")
     inner = _with_commands(inner)
     inner = _LETTER.sub(r"\1", inner).replace(r"\varnothing", r"\emptyset")
+    inner = _CONSTANT_FUNCTION.sub(r"\1=", inner)
     inner = _NOT_EQUAL.sub(r"\\neq ", inner)
     inner = re.sub(r"\\log_\{?e\}?(?![a-zA-Z])", r"\\ln", inner)
     inner = _QUOTIENT.sub(r"\\\1\2(\3)/", inner)

@@ -50,23 +50,23 @@ def _conjunction(text: str, read: Read, names: set[str]) -> Formula | None:
     """Return what all relations allow; what any of them allows where nothing is left: `and` is often written for `or`."""
     from sympy import EmptySet, Intersection, Union
 
-    parts = [_numbers(part, read, names) for part in _AND.split(text)]
+    parts = [_allowed(part, read, names) for part in _AND.split(text)]
     if None in parts:
         return None
     common = Intersection(*parts)
     return Union(*parts) if common is EmptySet or common.is_empty else common
 
 
-def _numbers(text: str, read: Read, names: set[str]) -> Formula | None:
+def _allowed(text: str, read: Read, names: set[str]) -> Formula | None:
     member = _MEMBER.match(text)
     if member is not None:
         names.add(member[1].removeprefix("\\"))
         text = text[member.end() :]
-    found = [_as_set(each, names) for each in read(text.strip())]
+    found = [_set_of(each, names) for each in read(text.strip())]
     return found[0] if found else None
 
 
-def _as_set(formula: Formula, names: set[str]) -> Formula | None:
+def _set_of(formula: Formula, names: set[str]) -> Formula | None:
     """Return the numbers of a set, or those that a linear relation of one variable allows."""
     from sympy import And, FiniteSet, Intersection, Set
     from sympy.core.relational import Relational
@@ -74,7 +74,7 @@ def _as_set(formula: Formula, names: set[str]) -> Formula | None:
     if isinstance(formula, Set):
         return None if isinstance(formula, FiniteSet) and formula.free_symbols else formula
     if isinstance(formula, And):
-        parts = [_as_set(each, names) for each in formula.args]
+        parts = [_set_of(each, names) for each in formula.args]
         return None if None in parts else Intersection(*parts)
     if not isinstance(formula, Relational):
         return None

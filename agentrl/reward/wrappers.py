@@ -59,14 +59,14 @@ def _without_marks(text: str) -> str:
         text = without.strip()
     text = _DECLARED.sub("", text)
     inside = text[1:-1]
-    return inside.strip() if text[:1] == "{" and _end(text, 1) == len(text) and "," not in inside else text
+    return inside.strip() if text[:1] == "{" and _brace_end(text, 1) == len(text) and "," not in inside else text
 
 
 def _without_fonts(text: str) -> str:
     """Return the text without the commands of fonts, and of text around numbers."""
     position = 0
     while (found := _OPENED.search(text, position)) is not None:
-        end = _end(text, found.end())
+        end = _brace_end(text, found.end())
         if end is None:
             return text
         content, is_whole = text[found.end() : end - 1], found.start() == 0 and end == len(text)
@@ -90,7 +90,7 @@ def _is_formula(content: str, *, is_whole: bool) -> bool:
     return is_whole or re.search(r"(?<![\\a-zA-Z])[a-zA-Z]{2}", content) is None
 
 
-def _end(text: str, start: int) -> int | None:
+def _brace_end(text: str, start: int) -> int | None:
     """Return where the brace that opens before `start` is closed."""
     depth = 1
     for mark in _BRACE.finditer(text, start):

@@ -60,13 +60,14 @@ def _add_to_builtins() -> None:
     from importlib import import_module
 
     found: dict[str, object] = {}
-    own = vars(builtins)
+    own = builtins.__dict__
     for name in (*MODULES, "typing"):
         module = import_module(name)
         public = getattr(module, "__all__", None) or [each for each in vars(module) if not each.startswith("_")]
         found.update((each, getattr(module, each)) for each in public)
     modules = {name: import_module(name) for name in MODULES}
-    own.update({name: value for name, value in {**found, **modules}.items() if name not in own})
+    for name in (found | modules).keys() - own.keys():
+        setattr(builtins, name, modules.get(name, found.get(name)))
 
 
 if __name__ == "sitecustomize":  # Python imports a module of this name before the program

@@ -184,9 +184,10 @@ async def _answer_model_call(
     return await answer_call(request, dialect, asked, session, requester_of(request, dialect, asked, place))
 
 
-def is_marked_retry(request: web.Request) -> bool:
-    """Return whether a client says that it makes a request again."""
-    return request.headers.get(_RETRY_HEADER, "0") not in ("", "0")
+def retry_mark(request: web.Request) -> bool | None:
+    """Return whether a client says that it makes a request again; None: it says nothing."""
+    sent = request.headers.get(_RETRY_HEADER, "").strip()
+    return int(sent) > 0 if sent.isdecimal() and sent.isascii() and len(sent) < 10 else None
 
 
 async def answer_call(
@@ -198,7 +199,7 @@ async def answer_call(
     headers: Mapping[str, str] | None = None,
 ) -> web.StreamResponse:
     """Answer a call of a session, whole or as events; `headers` go into the response."""
-    call = session.ask(dialect, asked, requester, is_retry=is_marked_retry(request))
+    call = session.ask(dialect, asked, requester, is_retry=retry_mark(request))
     with call.followed() as pieces:
         if asked.stream:
             response = await _send_answer_events(request, dialect, asked, call, pieces, headers or {})

@@ -30,7 +30,7 @@ from agentrl.tokens.template.rendering import ToolSchemas
 from agentrl.types import BranchPath, Speaker
 
 JOINED_METRIC: Final = "gateway.joined_retries"
-"""Requests that got the answer of an earlier one: a repetition whose first call ran, or whose answer did not arrive."""
+"""Requests that got the answer of an earlier one: marked retries, and repetitions whose answer did not arrive."""
 SIDE_METRIC: Final = "gateway.side_calls"
 """Side calls, by the rule of `SideCalls`."""
 IGNORED_METRIC: Final = "gateway.ignored."
@@ -96,8 +96,8 @@ class EpisodeSession:
         self._send.close()
         self._receive.close()
 
-    def ask(self, dialect: Dialect, call: DialectCall, requester: Requester, *, is_retry: bool) -> SharedCall:
-        """Return the call that a request makes or repeats."""
+    def ask(self, dialect: Dialect, call: DialectCall, requester: Requester, *, is_retry: bool | None) -> SharedCall:
+        """Return the call that a request makes or repeats; `RecentCalls` says which, by the mark `is_retry`."""
         identity = _identity(dialect, call, requester)
         found = self._recent.repeated(identity, is_retry=is_retry)
         if found is not None:
@@ -112,9 +112,9 @@ class EpisodeSession:
         self._send.send_nowait(found)
         return found
 
-    def repeats(self, dialect: Dialect, call: DialectCall, requester: Requester, *, is_retry: bool) -> bool:
-        """Return whether `ask` would join an earlier call."""
-        return self._recent.repeated(_identity(dialect, call, requester), is_retry=is_retry) is not None
+    def awaits(self, dialect: Dialect, call: DialectCall, requester: Requester) -> bool:
+        """Return whether an equal request was made, and its answer has not arrived."""
+        return self._recent.awaited(_identity(dialect, call, requester)) is not None
 
     def _asked(self, dialect: Dialect, call: DialectCall, requester: Requester) -> tuple[AskedCall, OtherAnswers | None]:
         """Return what a new request asks, and who answers it in the place of the policy."""

@@ -12,8 +12,9 @@ import pytest
 
 from agentrl.client import Door
 from agentrl.client.backend import Answer, AskedCall
+from agentrl.gateway.ignored import MAX_IGNORED
 from agentrl.gateway.sessions.calls import RecentCalls, SharedCall
-from agentrl.gateway.sessions.session import IGNORED_METRIC, MAX_IGNORED
+from agentrl.gateway.sessions.session import IGNORED_METRIC
 from agentrl.servers.scripted.script import Hold, ScriptedReply
 from agentrl.tokens.verify import verify
 from agentrl.types import Speaker, StopReason

@@ -56,6 +56,11 @@ class MessagesDialect:
         messages = reader.read(cast("list[object]", fields.need("messages", list)))
         if not messages:
             raise CallRefused("messages is empty; send at least one")
+        if messages[-1]["role"] == "assistant":
+            raise CallRefused(
+                "messages ends with the assistant: a given beginning of the answer (prefill) is not continued here; "
+                "end with a message of the user"
+            )
         arguments, ignored = _message_arguments(fields)
         return DialectCall(
             model=fields.read("model", str),

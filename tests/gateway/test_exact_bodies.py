@@ -112,10 +112,12 @@ async def test_an_error_that_nobody_expected_has_the_shape_of_the_dialect_and_sa
             raise LookupError("the words of the user")
 
     client.episode.metrics = Broken()
-    async with client.served() as door, aiohttp.ClientSession() as http:
-        async with http.post(f"{door.base_url}/{route}", json={**body, "unknown": 1}) as response:
-            broken = response.status, await response.json()
-    status, refusal = broken
+    async with (
+        client.served() as door,
+        aiohttp.ClientSession() as http,
+        http.post(f"{door.base_url}/{route}", json={**body, "unknown": 1}) as response,
+    ):
+        status, refusal = response.status, await response.json()
     assert status == 500
     assert (refusal.get("type") == "error") == (route == "messages")
     assert "LookupError" in refusal["error"]["message"]

@@ -266,5 +266,5 @@ async def test_a_server_whose_conversations_are_all_busy_says_so(tmp_path: Path,
             status, body, headers = await run.post(
                 "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi."}]}
             )
+            assert (status, headers["Retry-After"], "conversations are open" in str(body)) == (503, "30", True)
             hold.release.set()
-        assert (status, headers["Retry-After"], "conversations are open" in str(body)) == (503, "30", True)

@@ -259,12 +259,12 @@ async def test_a_server_whose_conversations_are_all_busy_says_so(tmp_path: Path,
     def script(call: ScriptedCall) -> ScriptedReply:
         return ScriptedReply(output="good", holds=(hold,))
 
-    async with online_run(tmp_path / "run", renderer, script=script, max_conversations=1) as run:
-        async with anyio.create_task_group() as users:
-            users.start_soon(run.chat, "Hello.")
-            await hold.reached.wait()
-            status, body, headers = await run.post(
-                "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi."}]}
-            )
-            assert (status, headers["Retry-After"], "conversations are open" in str(body)) == (503, "30", True)
-            hold.release.set()
+    async with (
+        online_run(tmp_path / "run", renderer, script=script, max_conversations=1) as run,
+        anyio.create_task_group() as users,
+    ):
+        users.start_soon(run.chat, "Hello.")
+        await hold.reached.wait()
+        status, body, headers = await run.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi."}]})
+        assert (status, headers["Retry-After"], "conversations are open" in str(body)) == (503, "30", True)
+        hold.release.set()

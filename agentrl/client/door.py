@@ -5,13 +5,16 @@ Invariant: the secret opens one episode, while its door is open, and nothing els
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from agentrl.config.base import Config
+
+RoleName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
 class OtherModel(Config):
@@ -61,11 +64,22 @@ class SideCalls(Config):
         )
 
 
+class RoleRule(Config):
+    """The calls of a role, of a program that does not mark which of its agents calls."""
+
+    prompts: tuple[str, ...] = Field(min_length=1)
+    """Text in the first message of such a call."""
+
+
 class DoorSettings(Config):
     """What a door makes of the calls of a program."""
 
     branches: tuple[str, ...] = ()
     """Roles whose agents are independent branches, as `Client.branch` declares; each agent of such a role is one."""
+    roles: Mapping[RoleName, RoleRule] = Field(default_factory=dict[str, RoleRule])
+    """Roles of calls that say none, by name: the first one whose rule finds the call."""
+    images: Literal["refuse", "omit"] = "refuse"
+    """A call with an image or a file, which a policy cannot read, is refused, or a short text takes its place (`omit`)."""
     side_calls: SideCalls | None = None
     """None: every call is one of the agent's own."""
 

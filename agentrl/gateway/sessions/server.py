@@ -116,7 +116,7 @@ class DoorServer:
         if dialect is not None:
             _check_method(request, "POST")
             if place.route == COUNT_ROUTE:
-                tokens = session.count_tokens(dialect.read(await request.read(), session.store))
+                tokens = session.count_tokens(session.read(dialect, await request.read()))
                 return json_reply({"input_tokens": tokens})
             return await _answer_model_call(request, dialect, session, place)
         return answer_other(request, place.route)
@@ -181,7 +181,7 @@ async def _shared_server() -> AsyncGenerator[tuple[DoorServer, str]]:
 async def _answer_model_call(
     request: web.Request, dialect: Dialect, session: EpisodeSession, place: RequestPlace
 ) -> web.StreamResponse:
-    asked = dialect.read(await request.read(), session.store)
+    asked = session.read(dialect, await request.read())
     return await answer_call(request, dialect, asked, session, requester_of(request, dialect, asked, place))
 
 

@@ -25,7 +25,7 @@ from agentrl.gateway.items import ItemStore
 from agentrl.gateway.sessions.calls import RecentCalls, SharedCall
 from agentrl.gateway.sessions.matching import ResentHistory
 from agentrl.gateway.sessions.rewards import set_reward
-from agentrl.gateway.sessions.side_calls import SIDE_CALL, OtherAnswers, is_side_call
+from agentrl.gateway.sessions.side_calls import SIDE_CALL, OtherAnswers, is_side_call, role_by_rule
 from agentrl.servers.http.errors import decode_body, json_bytes
 from agentrl.tokens.template.rendering import ToolSchemas
 from agentrl.types import BranchPath, Speaker
@@ -96,6 +96,14 @@ class EpisodeSession:
         self._send.close()
         self._receive.close()
 
+    def read(self, dialect: Dialect, body: bytes) -> DialectCall:
+        """Return the body of a request as a call.
+
+        Raises:
+            CallRefused: as `Dialect.read` says.
+        """
+        return dialect.read(body, self.store, omit_media=self._settings.images == "omit")
+
     def ask(self, dialect: Dialect, call: DialectCall, requester: Requester, *, is_retry: bool | None) -> SharedCall:
         """Return the call that a request makes or repeats; `RecentCalls` says which, by the mark `is_retry`."""
         identity = _identity(dialect, call, requester)
@@ -118,7 +126,7 @@ class EpisodeSession:
     def _asked(self, dialect: Dialect, call: DialectCall, requester: Requester) -> tuple[AskedCall, OtherAnswers | None]:
         """Return what a new request asks, and who answers it in the place of the policy."""
         own, caller, rule = self.client.speaker, requester.caller, self._settings.side_calls
-        role = requester.role or caller.role or own.role
+        role = requester.role or caller.role or role_by_rule(self._settings.roles, call) or own.role
         is_side = is_side_call(rule, call, role)
         if is_side:
             self._count(SIDE_METRIC)

@@ -1,4 +1,4 @@
-"""Side calls: what tells them from the agent's own, and the answers of another model.
+"""Side calls and roles: what tells calls from those of the main agent, and the answers of another model.
 
 Invariant: a side call is a turn of the episode with its messages, its answer and a mark, whoever answers it. A turn of
 another model has no tokens and is never trained.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from openai import AsyncOpenAI
 
-from agentrl.client import Client, EndpointBackend, EpisodeSettings, OtherModel, SideCalls
+from agentrl.client import Client, EndpointBackend, EpisodeSettings, OtherModel, RoleRule, SideCalls
 from agentrl.client.backend import Answer, AskedCall
 from agentrl.errors import ConfigError
 from agentrl.gateway.dialect import DialectCall
@@ -31,8 +31,20 @@ def is_side_call(rule: SideCalls | None, call: DialectCall, role: str) -> bool:
     """Return whether a call of an agent with this role is a side call."""
     if rule is None:
         return False
-    first = field_getter(call.messages[0])("content") if rule.prompts and call.messages else None
-    return rule.is_one(model=call.model, role=role, prompt=text_of(first, "messages[0]"))
+    return rule.is_one(model=call.model, role=role, prompt=_first_text(call) if rule.prompts else "")
+
+
+def role_by_rule(rules: Mapping[str, RoleRule], call: DialectCall) -> str:
+    """Return the role of a call that says none; empty where no rule finds it."""
+    if not rules:
+        return ""
+    prompt = _first_text(call)
+    return next((role for role, rule in rules.items() if any(each in prompt for each in rule.prompts)), "")
+
+
+def _first_text(call: DialectCall) -> str:
+    first = field_getter(call.messages[0])("content") if call.messages else None
+    return text_of(first, "messages[0]")
 
 
 class OtherAnswers:

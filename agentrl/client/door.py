@@ -18,18 +18,23 @@ RoleName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=
 
 
 class OtherModel(Config):
-    """A model of an OpenAI-compatible endpoint that answers side calls in the place of the policy."""
+    """A model of an OpenAI-compatible endpoint that answers side calls, and `/embeddings` and `/completions`."""
 
     base_url: str
     """Its base URL, such as `http://127.0.0.1:8000/v1`."""
     model: str
     """Its name there."""
+    embeddings: str | None = None
+    """The name of the endpoint's model for embeddings; None: `model`."""
     api_key_env: str | None = None
     """Environment variable with the endpoint's key; None: it needs none."""
 
 
 class SideCalls(Config):
-    """The rule for calls that a program makes beside those of its agent, such as titles: each of the lists finds some."""
+    """The rule for calls that a program makes beside those of its agent, such as titles: each of the lists finds some.
+
+    With another model as `answer`, and no lists, it is for `/embeddings` and `/completions` alone.
+    """
 
     models: tuple[str, ...] = ()
     """Model names of such calls; `*` stands for any characters, as in `*haiku*`."""
@@ -44,8 +49,8 @@ class SideCalls(Config):
 
     @model_validator(mode="after")
     def _check_rule(self) -> Self:
-        if not (self.models or self.roles or self.prompts):
-            raise ValueError("side_calls names no call; set models, roles or prompts")
+        if not (self.models or self.roles or self.prompts) and self.answer == "policy":
+            raise ValueError("side_calls names no call; set models, roles or prompts, or an endpoint as `answer`")
         if self.train and self.answer != "policy":
             raise ValueError("side_calls.train needs answers of the policy; another model's are not trained")
         return self

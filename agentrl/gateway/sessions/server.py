@@ -31,6 +31,7 @@ from agentrl.gateway.dialects.answers import delta_of
 from agentrl.gateway.event_stream import KEEP_ALIVE_S, event_response
 from agentrl.gateway.sessions.calls import SharedCall
 from agentrl.gateway.sessions.dialects import COUNT_ROUTE, dialect_of_path, served_dialects, served_routes
+from agentrl.gateway.sessions.endpoint_routes import ENDPOINT_ROUTES
 from agentrl.gateway.sessions.session import EpisodeSession, Requester
 from agentrl.gateway.sessions.side_calls import other_answers
 from agentrl.gateway.unexpected import unexpected_error
@@ -119,6 +120,9 @@ class DoorServer:
                 tokens = session.count_tokens(session.read(dialect, await request.read()))
                 return json_reply({"input_tokens": tokens})
             return await _answer_model_call(request, dialect, session, place)
+        if place.route in ENDPOINT_ROUTES:
+            _check_method(request, "POST")
+            return await session.pass_on(request, place.route)
         return answer_other(request, place.route)
 
 

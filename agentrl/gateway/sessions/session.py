@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final, NamedTuple, cast
 
 import anyio
+from aiohttp import web
 
 from agentrl.client import Client, DoorSettings
 from agentrl.client.backend import Answer, AskedCall
@@ -23,6 +24,7 @@ from agentrl.gateway.event_stream import KEEP_ALIVE_S
 from agentrl.gateway.ignored import IgnoredFields
 from agentrl.gateway.items import ItemStore
 from agentrl.gateway.sessions.calls import RecentCalls, SharedCall
+from agentrl.gateway.sessions.endpoint_routes import unanswered_route
 from agentrl.gateway.sessions.matching import ResentHistory
 from agentrl.gateway.sessions.rewards import set_reward
 from agentrl.gateway.sessions.side_calls import SIDE_CALL, OtherAnswers, is_side_call, role_by_rule
@@ -34,6 +36,8 @@ JOINED_METRIC: Final = "gateway.joined_retries"
 """Requests that got the answer of an earlier one: marked retries, and repetitions whose answer did not arrive."""
 SIDE_METRIC: Final = "gateway.side_calls"
 """Side calls, by the rule of `SideCalls`."""
+PASSED_METRIC: Final = "gateway.passed_on."
+"""The metric `gateway.passed_on.ROUTE`: requests that another model answered, and that are no turns."""
 IGNORED_METRIC: Final = "gateway.ignored."
 """The metric `gateway.ignored.FIELD`: requests with a field that has no effect."""
 _NOT_OF_THE_CALL: Final = frozenset({"stream", "stream_options"})
@@ -118,6 +122,17 @@ class EpisodeSession:
         self._recent.add(identity, found)
         self._send.send_nowait(found)
         return found
+
+    async def pass_on(self, request: web.Request, route: str) -> web.StreamResponse:
+        """Answer a request that is for another model, whatever the model is that it names.
+
+        Raises:
+            CallRefused: the run names no endpoint for it, or as `EndpointRoutes.answer` says.
+        """
+        if self._other is None:
+            raise unanswered_route(route, is_replay=self.client.backend.is_replay)
+        self._count(f"{PASSED_METRIC}{route}")
+        return await self._other.routes.answer(request, route)
 
     def awaits(self, dialect: Dialect, call: DialectCall, requester: Requester) -> bool:
         """Return whether an equal request was made, and its answer has not arrived."""

@@ -9,17 +9,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from typing import Final
 from uuid import uuid4
 
+import aiohttp
 from openai import AsyncOpenAI
 
 from agentrl.client import Client, EndpointBackend, EpisodeSettings, OtherModel, RoleRule, SideCalls
 from agentrl.client.backend import Answer, AskedCall
 from agentrl.errors import ConfigError
 from agentrl.gateway.dialect import DialectCall
+from agentrl.gateway.sessions.endpoint_routes import EndpointRoutes
 from agentrl.tokens.messages import field_getter, text_of
 from agentrl.types import ForkReason
 
@@ -54,10 +56,11 @@ class OtherAnswers:
         client: of the episode, whose budget of turns counts them, too.
         connection: to the endpoint.
         model: its name there.
+        routes: the other routes of the endpoint.
     """
 
-    def __init__(self, client: Client, connection: AsyncOpenAI, model: str) -> None:
-        self._client, self._connection, self._model = client, connection, model
+    def __init__(self, client: Client, connection: AsyncOpenAI, model: str, routes: EndpointRoutes) -> None:
+        self._client, self._connection, self._model, self.routes = client, connection, model, routes
 
     async def answer(self, asked: AskedCall) -> Answer:
         """Return the model's answer, which is a turn of the episode.
@@ -94,5 +97,9 @@ async def other_answers(client: Client, rule: SideCalls | None) -> AsyncGenerato
     key = "none" if variable is None else os.environ.get(variable)
     if not key:
         raise ConfigError(f"side_calls.answer.api_key_env: the environment variable {variable} is not set")
-    async with AsyncOpenAI(base_url=rule.answer.base_url, api_key=key) as connection:
-        yield OtherAnswers(client, connection, rule.answer.model)
+    async with (
+        AsyncOpenAI(base_url=rule.answer.base_url, api_key=key) as connection,
+        aiohttp.ClientSession(trust_env=True) as http,
+    ):
+        with closing(EndpointRoutes(http, rule.answer, key)) as routes:
+            yield OtherAnswers(client, connection, rule.answer.model, routes)

@@ -18,7 +18,7 @@ from agentrl.algo.guard import GUARDS
 from agentrl.algo.keeps import KEEPS
 from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.presets import PRESETS
-from agentrl.algo.shaping import SHAPINGS
+from agentrl.algo.shapings import SHAPINGS
 from agentrl.algo.slots import Bundled, SlotValue, slot_name, slot_value, with_option
 from agentrl.algo.terms import TERMS
 from agentrl.config.base import Config

@@ -13,7 +13,7 @@ from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.guard import GUARDS
 from agentrl.algo.keeps import KEEPS
 from agentrl.algo.losses import POLICY_LOSSES
-from agentrl.algo.shaping import SHAPINGS
+from agentrl.algo.shapings import SHAPINGS
 from agentrl.algo.slots import Need, Slot, SlotValue, slot_of, valid_options
 from agentrl.algo.terms import TERMS
 from agentrl.algo.terms.term_options import WeightSchedule

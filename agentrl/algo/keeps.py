@@ -5,9 +5,13 @@ Invariant: a batch of kept groups is conditioned on what the function asks for, 
 
 from __future__ import annotations
 
-from agentrl.algo.advantages.estimated import GroupAdvantages
+from typing import TYPE_CHECKING
+
 from agentrl.algo.slots import Bundled, NoOptions
 from agentrl.types import Group
+
+if TYPE_CHECKING:
+    from agentrl.algo.advantages.estimated import GroupAdvantages
 
 EQUAL = 1e-9
 """Returns that differ by less than this part of the largest are equal."""

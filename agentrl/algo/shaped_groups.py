@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from agentrl.algo.advantages.prices import priced
-from agentrl.algo.shapings import OverlongOptions, TruncatedOptions
+from agentrl.algo.group_slots import OverlongOptions, TruncatedOptions
 from agentrl.algo.slots import Loaded, NoOptions
 from agentrl.errors import ConfigError
 from agentrl.types import Group, Sample, StopReason, Trajectory, Turn

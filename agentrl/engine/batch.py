@@ -68,12 +68,10 @@ def prepare_batch(
     masked = zero_variance = 0
     uniform = {"right": 0, "wrong": 0}
     by_turn: list[tuple[float, ...]] = []
-    dense = algorithm.slots.dense
     names = _Names(groups)
     estimated = _estimated(verified, algorithm, before)
-    estimates = estimated.groups
     values = verified.values or [None] * len(groups)
-    for group, branches, estimate, of_group in zip(groups, verified.branches, estimates, values, strict=True):
+    for group, branches, estimate, of_group in zip(groups, verified.branches, estimated.groups, values, strict=True):
         zero_variance += estimate.zero_variance
         if estimate.zero_variance and (outcome := uniform_outcome(group.episodes)):
             uniform[outcome] += 1
@@ -87,6 +85,7 @@ def prepare_batch(
                     samples.append(item if of_group is None else _with_values(item, of_group[at], estimate, at))
                     episode_ids.append(episode.episode_id)
                     staleness.append(version - sample.token_versions[sample.loss_mask])
+    teaches_nothing = zero_variance == len(groups) and not algorithm.slots.dense
     ages = np.concatenate(staleness) if staleness else np.empty(0, np.int32)
     return PreparedBatch(
         batch=TrainBatch(
@@ -105,7 +104,7 @@ def prepare_batch(
         staleness=ages,
         masked_tokens=masked,
         shaped_out_tokens=shaped_out,
-        skip="no_tokens" if not samples else "zero_variance" if zero_variance == len(groups) and not dense else None,
+        skip="no_tokens" if not samples else "zero_variance" if teaches_nothing else None,
         episode_ids=tuple(episode_ids),
         advantages=tuple(by_turn),
         seen=estimated.seen,

@@ -1,4 +1,4 @@
-"""What may be done to the groups of a batch before their advantages, by name, for `algorithm.shaping`."""
+"""The bundled functions of groups, by name: those of `algorithm.keep` and of `algorithm.shaping`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ class TruncatedOptions(Config):
     over: Literal["episode", "turn"] = "episode"
     """What leaves the loss: all turns of an episode that was cut short, or turns that were cut off, alone."""
 
+
+KEEPS: dict[str, Bundled] = {
+    "all": Bundled(function="agentrl.algo.keeps:every_group", formula="all groups"),
+    "mixed": Bundled(
+        function="agentrl.algo.keeps:mixed",
+        formula="groups with an advantage other than 0",
+        needs=frozenset({"advantages"}),
+    ),
+}
 
 SHAPINGS: dict[str, Bundled] = {
     "none": Bundled(function="agentrl.algo.shaped_groups:unshaped", formula="rewards as they are"),

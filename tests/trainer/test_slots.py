@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.algo.packing import split_minibatches
 from agentrl.errors import ConfigError, TrainError
 from agentrl.trainer.base import TrainBatch
 from agentrl.trainer.config import TrainerConfig
@@ -220,6 +222,34 @@ def test_a_second_pass_is_centred_on_the_weights_before_the_first(checkpoint: Pa
     once, twice = (trainer_of(checkpoint, {}, epochs=epochs, lr=1e-2).step(random_batch()).metrics for epochs in (1, 2))
     assert once["ratio_max"] == 1.0, "the only step of one pass is taken where its centre is"
     assert twice["ratio_max"] > 1.001
+
+
+def test_each_pass_over_each_batch_deals_the_samples_anew(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[tuple[int, ...]] = []
+
+    def split(loss_tokens: Sequence[int], n: int, *, seed: tuple[int, ...]) -> list[list[int]]:
+        seeds.append(seed)
+        return split_minibatches(loss_tokens, n, seed=seed)
+
+    monkeypatch.setattr("agentrl.trainer.policy.split_minibatches", split)
+    trainer = trainer_of(checkpoint, {}, epochs=3, minibatches=2)
+    for version in (1, 2):
+        trainer.step(random_batch(version=version))
+    assert len(set(seeds)) == len(seeds) == 6
+
+
+def test_a_mean_over_turns_counts_those_of_each_sample_apart(checkpoint: Path) -> None:
+    batch = random_batch()
+    trainer = trainer_of(checkpoint, {"policy_loss": "reinforce", "correction": "none", "aggregate": "turn"})
+    loss = trainer.step(batch).metrics["loss"]
+    plain, means = load_plain(checkpoint), list[float]()
+    for item in batch.samples:
+        with torch.no_grad():
+            logprobs = np.concatenate([[0.0], full_logprobs(plain, item.sample).numpy()])
+        for turn in set(item.sample.turn_index[item.sample.loss_mask].tolist()):
+            of_turn = item.sample.loss_mask & (item.sample.turn_index == turn)
+            means.append(float((-item.advantages[of_turn] * logprobs[of_turn]).mean()))
+    assert loss == pytest.approx(sum(means) / len(means), rel=1e-4)
 
 
 def test_a_center_without_a_forward_pass_needs_none(checkpoint: Path) -> None:

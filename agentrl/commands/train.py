@@ -124,7 +124,7 @@ def load_parts(plan: Plan, objects: RunObjects | None = None) -> Parts:
         raise ConfigError("; ".join(plan.problems))
     if run.inference.backend == "sglang" and not run.inference.urls and run.cluster.launcher != "ray":
         find_sglang_python(run.inference)
-    trackers = load_trackers(run)
+    trackers = load_trackers(run) if run.track else {}
     renderer = load_renderer(run, run.model.directory)
     tasks = load_tasks(run.tasks) if objects is None or objects.tasks is None else objects.tasks
     check_tasks_travel(run, tasks)
@@ -293,7 +293,7 @@ def _engine(
         progress=progress,
         send_dtype=run.resolved_inference.dtype if plan.route.method == "distributed" else None,
         resume=resume,
-        trackers=make_feed(run, parts.trackers, parts.renderer, resume.step),
+        trackers=make_feed(run, parts.trackers, parts.renderer, resume.step) if parts.trackers else None,
     )
     return Engine(engine_parts)
 

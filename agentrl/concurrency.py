@@ -85,6 +85,27 @@ def _num_strays() -> int:
 
 
 @asynccontextmanager
+async def noticing_cancellation(notice: Callable[[], None]) -> AsyncGenerator[None]:
+    """Call `notice` as soon as a scope around the block is cancelled, while the block may still clean up."""
+    async with task_group() as tasks:
+        done = False
+
+        async def wait_for_cancellation() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                if not done:
+                    notice()
+
+        tasks.start_soon(wait_for_cancellation)
+        try:
+            yield
+        finally:
+            done = True
+            tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
 async def finishing(seconds: float, on_cancel: Callable[[], None]) -> AsyncGenerator[None]:
     """On cancellation, call `on_cancel`, let the block run on for `seconds` at most, and cancel it then."""
     async with task_group() as tasks:

@@ -17,7 +17,7 @@ _SERVED = "an episode's client serves chat.completions.create (also stream=True 
 
 
 class CallTimeout(ServerTimeout, openai.APITimeoutError):
-    """The deadline that a model call was given as `timeout` has passed; the call recorded nothing.
+    """The deadline that a model call was given as `timeout` has passed; what it had sampled is a turn.
 
     It is an `openai.APITimeoutError` too, so agents written for the OpenAI API can catch and retry it.
     """

@@ -1,31 +1,33 @@
 """The policy as the backend of an episode: messages or token ids in, exact token ids recorded.
 
 Invariant: a call sends only token ids that the graph holds, and returns only text that those ids decode to. What a server
-returns is checked here and in `TokenGraph.append`, whichever server it is. A failed or cancelled call records nothing.
+returns is checked here and in `TokenGraph.append`, whichever server it is. A failed call records nothing. One that the agent
+gives up records what was sampled; of a stream, what it was given.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from uuid import uuid4
 
 import anyio
 import numpy as np
 
 from agentrl.client.arguments import CallArguments, checked_messages, read_arguments, read_sampling
-from agentrl.client.backend import Answer, AnswerStream, AskedCall, ClientBackend, Delta, Piece, PolicyTokenizer
+from agentrl.client.backend import Answer, AnswerStream, AskedCall, ClientBackend, PolicyTokenizer
 from agentrl.client.completion import token_logprobs
 from agentrl.client.config import SamplingConfig
-from agentrl.client.deltas import DeltaSplitter
 from agentrl.client.demand import Demand, Instructions
 from agentrl.client.episode import MISSES_METRIC, Episode, EpisodeSettings
+from agentrl.client.given_up import outcome_of
 from agentrl.client.offline import call_timeout
+from agentrl.client.policy_stream import PolicyStream, completion_id
 from agentrl.episode.checks import are_independent
 from agentrl.errors import ContextOverflow, ReplyError, ServerUnavailable, WorkflowError
-from agentrl.inference.backend import Backend, GenerateRequest, Generation, GenerationChunk, SamplingParams
+from agentrl.inference.backend import Backend, GenerateRequest, Generation, GivesUp, SamplingParams
 from agentrl.tokens.graph import Prompt, TokenGraph
 from agentrl.tokens.history import continues_other_branch
 from agentrl.tokens.renderer import Renderer
@@ -75,6 +77,8 @@ class PolicyBackend(ClientBackend):
             turns=episode.turns,
         )
         self._instructions = Instructions() if sampling.unsupported == "prompt" else None
+        self._streams: set[PolicyStream] = set()
+        """Streams that have begun and are not closed."""
 
     @property
     def graph(self) -> TokenGraph:
@@ -93,10 +97,11 @@ class PolicyBackend(ClientBackend):
     async def answer(self, asked: AskedCall) -> Answer:
         """Return the answer of a call; one that the server cut raises, because it must not look like an answer."""
         messages, call = self.read(asked)
+        await self._close_left()
         with self.episode.start_call() as running:
             prompt = self.prepare(messages, call, asked.speaker)
             request = self.request(prompt, call.sampling)
-            generation = await self._generate(request, call.timeout_s)
+            generation = await self._generate(prompt, request, call.timeout_s, asked.speaker)
             self.check_not_aborted(request, generation)
             turn = self.record(prompt, request, generation, asked.speaker)
             self.compare(messages, call.demand, turn.message)
@@ -106,10 +111,11 @@ class PolicyBackend(ClientBackend):
     async def stream(self, asked: AskedCall) -> AnswerStream:
         """Return the answer of a call in pieces. Budgets are checked here; sampling begins with the first piece."""
         messages, call = self.read(asked)
+        await self._close_left()
         with self.episode.start_call():
             prompt = self.prepare(messages, call, asked.speaker)
             request = self.request(prompt, call.sampling)
-        return _PolicyStream(self, messages, call, prompt, request, asked.speaker)
+        return PolicyStream(self, messages, call, prompt, request, asked.speaker)
 
     async def generate(
         self, input_ids: Sequence[int] | Int32Array, speaker: Speaker, timeout: float | None, sampling: Mapping[str, object]
@@ -119,14 +125,34 @@ class PolicyBackend(ClientBackend):
         with episode.refusals():
             params = read_sampling(sampling, self.sampling, vocab_size=self.renderer.vocab_size)
             ids = self._checked_ids(input_ids)
+        await self._close_left()
         with episode.start_call() as running:
             parent, end = self._parent_of(ids, speaker.branch)
             prompt = self._graph.prepare_ids(ids[end:], parent)
             request = self.request(prompt, params)
-            generation = await self._generate(request, timeout)
+            generation = await self._generate(prompt, request, timeout, speaker)
             self.record(prompt, request, generation, speaker, given=generation)
             running.complete()
         return generation
+
+    async def settle(self) -> None:
+        """Close the streams that the workflow has left open: what they gave is recorded."""
+        for stream in tuple(self._streams):
+            await stream.close()
+
+    def open_stream(self, stream: PolicyStream) -> None:
+        """Remember a stream that begins: the workflow may leave it without closing it."""
+        self._streams.add(stream)
+
+    def forget_stream(self, stream: PolicyStream) -> None:
+        """Forget a stream that is closed."""
+        self._streams.discard(stream)
+
+    async def _close_left(self) -> None:
+        """Close the streams without a reader, so that the next call may continue what they gave."""
+        for stream in tuple(self._streams):
+            if stream.running is not None and not stream.running.is_open:
+                await stream.close()
 
     def read(self, asked: AskedCall) -> tuple[list[Message], CallArguments]:
         """Return the messages and arguments of a call, checked."""
@@ -185,9 +211,18 @@ class PolicyBackend(ClientBackend):
             )
 
     def record(
-        self, prompt: Prompt, request: GenerateRequest, generation: Generation, speaker: Speaker, given: object = None
+        self,
+        prompt: Prompt,
+        request: GenerateRequest,
+        generation: Generation,
+        speaker: Speaker,
+        *,
+        given: object = None,
+        shown: Message | None = None,
     ) -> Turn:
         """Append the turn that `generation` makes of `prompt`, and return it; `given` stands for it in `reward`, too.
+
+        `shown` is the answer as far as the workflow got it, where that may be less than the output.
 
         Raises:
             ReplyError: an empty, mismatched or impossible generation.
@@ -209,6 +244,7 @@ class PolicyBackend(ClientBackend):
             temperature=request.sampling.temperature,
             cached_tokens=generation.cached_tokens,
             speaker=speaker,
+            shown=shown,
         )
         episode.announce(completion_id(request), count, given)
         return episode.turns[turn]
@@ -232,12 +268,36 @@ class PolicyBackend(ClientBackend):
             prompt_ids=request.context.ids() if call.return_prompt_ids else None,
         )
 
-    async def _generate(self, request: GenerateRequest, timeout_s: float | None) -> Generation:
-        if timeout_s is None:
-            return await self.inference.generate(request)
+    def record_given_up(
+        self,
+        prompt: Prompt,
+        request: GenerateRequest,
+        generation: Generation | None,
+        speaker: Speaker,
+        shown: Message | None = None,
+    ) -> None:
+        """Record what a call that the agent gave up had sampled, if anything; None: the server did not report it."""
+        if not self.episode.is_open:
+            return
+        if generation is None:
+            self.episode.count_unreported()
+        elif len(generation.output_ids):
+            self.record(prompt, request, generation, speaker, given=generation, shown=shown)
+
+    async def _generate(
+        self, prompt: Prompt, request: GenerateRequest, timeout_s: float | None, speaker: Speaker
+    ) -> Generation:
+        inference = self.inference
         with anyio.move_on_after(timeout_s):
-            return await self.inference.generate(request)
-        raise call_timeout(request.episode_id, timeout_s)
+            if not isinstance(inference, GivesUp):
+                return await inference.generate(request)
+            return await outcome_of(
+                partial(inference.generate, request),
+                give_up=partial(inference.give_up, request.request_id),
+                end=self.episode.end,
+                late=lambda generation: self.record_given_up(prompt, request, generation, speaker),
+            )
+        raise call_timeout(request.episode_id, timeout_s or 0.0)
 
     def _checked_ids(self, input_ids: Sequence[int] | Int32Array) -> Int32Array:
         """Return the ids of a token-level call, [N] int32; one outside the vocabulary would kill a real server."""
@@ -283,79 +343,6 @@ class PolicyBackend(ClientBackend):
         return best, best_end
 
 
-class _PolicyStream(AnswerStream):
-    """A call of the policy in pieces."""
-
-    def __init__(
-        self,
-        policy: PolicyBackend,
-        messages: Sequence[Message],
-        call: CallArguments,
-        prompt: Prompt,
-        request: GenerateRequest,
-        speaker: Speaker,
-    ) -> None:
-        super().__init__(completion_id(request), call.model, include_usage=call.include_usage)
-        self._policy, self._messages, self._call, self._speaker = policy, messages, call, speaker
-        self._prompt, self._request = prompt, request
-        self._deadline = None if call.timeout_s is None else anyio.current_time() + call.timeout_s
-        self._sampling = AsyncExitStack()
-        self._chunks: AsyncIterator[GenerationChunk] | None = None
-        self._ends = policy.renderer.eos_ids | set(call.sampling.stop_token_ids)
-        self._ended = False
-        self._text = policy.renderer.incremental_decoder()
-        thinking = prompt.extension.thinking_open
-        self._splitter = DeltaSplitter(tools=prompt.tools, stops=call.sampling.stop, thinking_open=thinking)
-
-    async def next(self) -> Sequence[Piece]:
-        """Return what new ids settle; at the end the rest and the answer."""
-        chunk = await self._next_chunk()
-        if chunk.generation is None:
-            return [self._split(chunk.output_ids.tolist())]
-        await self._sampling.aclose()
-        return self._finish(chunk.generation)
-
-    async def close(self, error: BaseException | None = None) -> None:
-        """Stop sampling; unless the last token is in, the request is aborted."""
-        await self._sampling.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
-
-    async def _next_chunk(self) -> GenerationChunk:
-        remaining = None if self._deadline is None else max(0.0, self._deadline - anyio.current_time())
-        with anyio.move_on_after(remaining):
-            if self._chunks is None:
-                self.running = self._policy.episode.start_call()
-                self._chunks = await self._sampling.enter_async_context(self._policy.inference.stream(self._request))
-            try:
-                return await anext(self._chunks)
-            except StopAsyncIteration:
-                raise ReplyError(f"request {self._request.request_id}: the stream ended without its last chunk") from None
-        raise call_timeout(self._policy.episode.id, self._call.timeout_s or 0.0)
-
-    def _split(self, ids: list[int]) -> Delta:
-        """Return what new ids settle; an end-of-turn id may or may not be part of the text, so it is left for the end."""
-        for at, token_id in enumerate(ids):
-            if self._ended or token_id in self._ends:
-                self._ended, ids = True, ids[:at]
-                break
-        return self._splitter.push(self._text.push(ids)) if ids else Delta("", "")
-
-    def _finish(self, generation: Generation) -> Sequence[Piece]:
-        policy, prompt, request, call = self._policy, self._prompt, self._request, self._call
-        policy.check_not_aborted(request, generation)
-        parsed = policy.renderer.parse(
-            generation.output_ids,
-            tools=prompt.tools,
-            stopped_on=generation.matched_stop,
-            thinking_open=prompt.extension.thinking_open,
-        )
-        rest = self._splitter.rest(parsed.reasoning or "", parsed.content)  # before `record`: a stream that fails is no turn
-        turn = policy.record(prompt, request, generation, self._speaker)
-        policy.compare(self._messages, call.demand, turn.message)
-        if self.running is not None:
-            self.running.complete()
-        return [rest, policy.answered(request, call, turn, generation)]
-
-
 def call_seed(run_seed: int, episode_id: str, call: int) -> int:
     """Return the seed of a model call, 63 bits; `call` is its number in the episode.
 
@@ -365,8 +352,3 @@ def call_seed(run_seed: int, episode_id: str, call: int) -> int:
     """
     digest = hashlib.blake2b(f"{run_seed}/{episode_id}/{call}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
-
-
-def completion_id(request: GenerateRequest) -> str:
-    """Return the completion id of a request, unique over all episodes."""
-    return f"chatcmpl-{request.request_id}"

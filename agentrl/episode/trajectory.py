@@ -38,7 +38,7 @@ class StopReason(StrEnum):
     LENGTH = "length"
     """Turn: the token limit of the call was reached; the output is truncated."""
     ABORT = "abort"
-    """Turn: the server ended it early; the output is partial."""
+    """Turn: it was given up by the agent, or, for a call of token ids, ended early by the server; the output is partial."""
     COMPLETED = "completed"
     """Episode: the workflow returned a reward."""
     TURN_LIMIT = "turn_limit"

@@ -178,6 +178,21 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class GivesUp(Protocol):
+    """A backend whose running calls can be ended early.
+
+    A cancelled `anext` of its streams loses nothing: the next one goes on where that one was.
+    """
+
+    async def give_up(self, request_id: str) -> None:
+        """Have a running call return the tokens that it has, with `StopReason.ABORT`; an unknown id is ignored.
+
+        During a pause the call ends once the server continues.
+        """
+        ...
+
+
 WeightSource: TypeAlias = Publication | WeightFeed
 """The source of the weights of one version: files, or the trainer's memory."""
 

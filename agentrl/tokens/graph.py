@@ -197,6 +197,7 @@ class TokenGraph:
         temperature: float,
         cached_tokens: int | None = None,
         speaker: Speaker = Speaker(),  # noqa: B008 - an immutable tuple
+        shown: Message | None = None,
     ) -> int:
         """Record a finished model call; return the index of its turn.
 
@@ -210,6 +211,8 @@ class TokenGraph:
             temperature: of the call.
             cached_tokens: how many of the prompt the server had computed before; None: not known.
             speaker: the agent that took the turn.
+            shown: the answer as the agent got it, where it may lack an end of the output; a request that has it continues
+                the turn, too.
         """
         extension, parent = prompt.extension, prompt.extension.parent
         ids, logprobs = np.array(output_ids, np.int32), np.array(output_logprobs, np.float32)
@@ -217,7 +220,12 @@ class TokenGraph:
         check_spans(spans, len(ids), None if parent is None else self._turns[parent], self)
         numbers, output = ids.tolist(), ids.tobytes()
         parsed = self._renderer.parse(
-            numbers, tools=prompt.tools, stopped_on=matched_stop, thinking_open=extension.thinking_open, salt=self
+            numbers,
+            tools=prompt.tools,
+            stopped_on=matched_stop,
+            thinking_open=extension.thinking_open,
+            salt=self,
+            is_cut=stop_reason is StopReason.ABORT,
         )
         turn = Turn(
             context_ids=np.frombuffer(prompt.added, INT32),
@@ -241,6 +249,8 @@ class TokenGraph:
             ended_s=time.perf_counter(),
         )
         self._record(turn, prompt, numbers[-1] if numbers else -1, has_reasoning=parsed.reasoning is not None)
+        if shown is not None:
+            self._recorded.index.add_shown(prompt.match, shown)
         return len(self._turns) - 1
 
     def adopt(self, turn: Turn) -> None:

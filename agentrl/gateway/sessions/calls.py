@@ -3,7 +3,7 @@
 A client that repeats a request whose call still runs joins that call, and one whose answer did not reach the client gets
 the recorded answer. A request that is repeated after its answer arrived is a new call: an agent may want a second sample.
 
-Invariant: a call runs while somebody waits for it; the last one who leaves aborts it, and nothing is recorded.
+Invariant: a call runs while somebody waits for it; the last one who leaves aborts it, and what it had sampled is a turn.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SharedCall:
         return not self.is_over and not self._scope.cancel_called
 
     async def run(self) -> None:
-        """Make the call. A cancellation aborts it."""
+        """Make the call. A cancellation aborts it; what it had sampled is a turn."""
         error: AgentRLError | None = CallRefused("the episode has ended, and with it this call", status=410)
         try:
             with self._scope:

@@ -1,0 +1,230 @@
+"""What an agent gives up it has sampled: streams closed early, timeouts and races teach exactly the policy gradient."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import anyio
+import openai
+import pytest
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.client import Client
+from agentrl.tokens.renderer import Renderer
+from agentrl.types import StopReason
+from tests.rollout.letters import Program, Stage, all_episodes, largest_difference, taught_gradient, true_gradient
+
+TURN = AlgorithmConfig(advantage="turn", group_size=2)
+EPISODE = AlgorithmConfig(advantage="episode", group_size=2)
+
+
+def asked(question: str) -> dict[str, str]:
+    return {"role": "user", "content": question}
+
+
+async def opened(client: Any, question: str, *before: dict[str, str]) -> Any:  # noqa: ANN401
+    return await client.chat.completions.create(model="m", messages=[*before, asked(question)], stream=True, max_tokens=8)
+
+
+async def ask(client: Any, question: str, *before: dict[str, str]) -> str:  # noqa: ANN401
+    completion = await client.chat.completions.create(model="m", messages=[*before, asked(question)], max_tokens=8)
+    return completion.choices[0].message.content or ""
+
+
+async def read_two(stream: Any) -> str:  # noqa: ANN401
+    """Return the first two letters of a stream, or fewer."""
+    text = ""
+    async for chunk in stream:
+        text += chunk.choices[0].delta.content or "" if chunk.choices else ""
+        if len(text) == 2:
+            break
+    return text
+
+
+async def close_early(client: Client, stage: Stage) -> float:
+    """Leave after two letters; the letters that were read are paid, those that follow are not."""
+    async with await opened(client, "one") as stream:
+        text = await read_two(stream)
+    return {"b": 0.2, "ab": 1.0, "aa": -0.7}[text]
+
+
+async def break_and_ask(client: Client, stage: Stage) -> float:
+    """Leave a stream without closing it, and go on with what it gave."""
+    text = await read_two(await opened(client, "one"))
+    second = await ask(client, "two", asked("one"), {"role": "assistant", "content": text})
+    return len(text) * 0.5 - 0.3 * len(second) * (text == "aa")
+
+
+async def break_and_return(client: Client, stage: Stage) -> float:
+    return float(await read_two(await opened(client, "one")) == "aa")
+
+
+async def close_and_pay(client: Client, stage: Stage) -> float:
+    """Close a stream, reward its turn, and begin another conversation that is paid for both."""
+    async with await opened(client, "one") as stream:
+        text = await read_two(stream)
+    second = await client.chat.completions.create(messages=[asked("two")])
+    client.reward(stream.id, 0.4 * (text == "aa"))
+    client.reward(second, -1.0 if text == "ab" else 0.5 * len(second.choices[0].message.content or ""))
+    return 0.0
+
+
+async def until_held(stage: Stage, question: str, scope: anyio.CancelScope) -> None:
+    await stage.hold(question).reached.wait()
+    scope.cancel()
+
+
+async def answer_or_none(client: Client, stage: Stage, question: str) -> str | None:
+    """Ask, and give the call up where the answer takes more than two letters."""
+    answer = None
+    stage.hold(question)
+    async with anyio.create_task_group() as tasks:
+        with anyio.CancelScope() as scope:
+            tasks.start_soon(until_held, stage, question, scope)
+            answer = await ask(client, question)
+        tasks.cancel_scope.cancel()
+    return answer
+
+
+async def give_up_and_ask_again(client: Client, stage: Stage) -> float:
+    """The deciding answer is often given up: what is paid is how often it had to be asked."""
+    first = await answer_or_none(client, stage, "one")
+    if first is not None:
+        return 1.0 + 0.3 * len(first)
+    stage.holds["one"].release.set()
+    return -0.5 + 0.2 * len(await ask(client, "one"))
+
+
+async def give_up_for_nothing(client: Client, stage: Stage) -> float:
+    return 0.0 if await answer_or_none(client, stage, "one") is None else 1.0
+
+
+async def give_up_a_stream(client: Client, stage: Stage) -> float:
+    """The scope around a stream is cancelled while it waits for the third letter."""
+    read = ""
+    stage.hold("one")
+    async with anyio.create_task_group() as tasks:
+        with anyio.CancelScope() as scope:
+            tasks.start_soon(until_held, stage, "one", scope)
+            async for chunk in await opened(client, "one"):
+                read += chunk.choices[0].delta.content or ""
+        tasks.cancel_scope.cancel()
+    second = await ask(client, "two")
+    return 0.7 * len(read) - 0.4 * (read == "aa") * len(second)
+
+
+async def race(client: Client, stage: Stage) -> float:
+    """A second call is sent while the first one runs; whoever is late is given up."""
+    answers: dict[str, str] = {}
+    settled = anyio.Event()
+    hold = stage.hold("two")
+
+    async def run_beside() -> None:
+        answers["two"] = await ask(client, "two")
+        settled.set()
+
+    async def notice() -> None:
+        await hold.reached.wait()
+        settled.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(notice)
+        tasks.start_soon(run_beside)
+        await settled.wait()
+        answers["one"] = await ask(client, "one")
+        tasks.cancel_scope.cancel()
+    return 0.6 * len(answers["one"]) - 0.9 * len(answers.get("two", "")) * len(answers["one"])
+
+
+async def cancel_natively(client: Client, stage: Stage) -> float:
+    """`asyncio.Task.cancel`, as `asyncio.timeout` and `asyncio.wait_for` use it."""
+    held = asyncio.ensure_future(stage.hold("one").reached.wait())
+    call = asyncio.ensure_future(ask(client, "one"))
+    await asyncio.wait([call, held], return_when=asyncio.FIRST_COMPLETED)
+    held.cancel()
+    if call.done():
+        return 1.0 + 0.5 * len(call.result())
+    call.cancel()
+    await asyncio.wait([call])
+    return -0.25
+
+
+def over_http(program: Callable[[Any, Stage], Any]) -> Program:
+    """Play a program through a door, with an unmodified client."""
+
+    async def play(client: Client, stage: Stage) -> float:
+        async with client.served() as door, AsyncExitStack() as stack:
+            given = door.environment()
+            remote = openai.AsyncOpenAI(base_url=given["OPENAI_BASE_URL"], api_key=given["OPENAI_API_KEY"], max_retries=0)
+            return await program(await stack.enter_async_context(remote), stage)
+
+    return play
+
+
+async def close_over_http(remote: Any, stage: Stage) -> float:  # noqa: ANN401
+    stage.hold("one")
+    async with await opened(remote, "one") as stream:
+        text = await read_two(stream)
+        if text == "aa":
+            await stage.hold("one").reached.wait()  # the door has read no more than two letters, either
+    return {"b": 0.2, "ab": 1.0, "aa": -0.7}[text]
+
+
+ANYWHERE: list[Program] = [
+    close_early,
+    break_and_ask,
+    break_and_return,
+    close_and_pay,
+    give_up_and_ask_again,
+    give_up_for_nothing,
+    give_up_a_stream,
+    race,
+]
+ON_ASYNCIO: list[Program] = [
+    cancel_natively,
+    over_http(close_over_http),
+    over_http(give_up_and_ask_again),
+    over_http(give_up_for_nothing),
+]
+
+
+async def check(program: Program, renderer: Renderer) -> None:
+    episodes = await all_episodes(program, renderer)
+    assert abs(sum(one.chance for one in episodes) - 1.0) < 1e-12
+    truth = true_gradient(episodes)
+    assert max(map(abs, truth.values())) > 0.005
+    assert largest_difference(taught_gradient(episodes, renderer, TURN), truth) < 1e-6
+    halved = taught_gradient(episodes, renderer, EPISODE)
+    for state in halved:
+        halved[state] *= 2
+    assert largest_difference(halved, truth) < 1e-6
+
+
+@pytest.mark.parametrize("program", ANYWHERE)
+async def test_what_an_agent_gives_up_teaches_the_policy_gradient(program: Program, renderer: Renderer) -> None:
+    await check(program, renderer)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("program", ON_ASYNCIO)
+async def test_it_does_so_over_http_and_where_asyncio_cancels(program: Program, renderer: Renderer) -> None:
+    await check(program, renderer)
+
+
+async def test_a_call_that_is_given_up_is_a_turn_of_what_was_sampled(renderer: Renderer) -> None:
+    episodes = await all_episodes(give_up_and_ask_again, renderer)
+    one = next(each.trajectory for each in episodes if each.answers == (("one", "aab"), ("one", "b")))
+    first, second = one.turns
+    assert (first.stop_reason, first.message["content"], len(first.output_ids)) == (StopReason.ABORT, "aa", 2)
+    assert (second.stop_reason, second.parent, second.fork) == (StopReason.STOP, None, "new_conversation")
+    assert first.context_ids.tolist() == second.context_ids.tolist()
+
+
+async def test_a_stream_that_is_left_is_continued_by_the_text_that_it_gave(renderer: Renderer) -> None:
+    for each in await all_episodes(break_and_ask, renderer):
+        first, second = each.trajectory.turns
+        assert (second.parent, second.fork) == (0, None)
+        assert first.stop_reason is (StopReason.STOP if each.answers[0][1] == "b" else StopReason.ABORT)

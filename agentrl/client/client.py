@@ -62,8 +62,8 @@ class GenerateArguments(TypedDict, total=False):
 class Client(AsyncOpenAI):
     """An `AsyncOpenAI` bound to one episode: its model is the policy being trained, an endpoint's, or a record.
 
-    Calls may run in parallel and be retried. Each completed one is a turn of the episode, and so is what one had sampled that
-    the agent gives up: by a timeout, a cancelled scope, or a stream that it leaves.
+    Calls may run in parallel and be retried. Each completed one is a turn of the episode. So is what a call had sampled that
+    the agent gives up, by a timeout, a cancelled scope, or a stream that it leaves.
 
     Args:
         backend: answers the calls, and holds the episode.

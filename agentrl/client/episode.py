@@ -17,8 +17,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from agentrl.client.given_up import EpisodeEnd
-from agentrl.concurrency import loop_time
+from agentrl.concurrency import EndOfEpisode, loop_time
 from agentrl.episode.checks import check_reward_parts
 from agentrl.errors import AgentRLError, EpisodeLimit, RewardError, WorkflowError
 from agentrl.inference.backend import Generation
@@ -63,7 +62,7 @@ class Episode:
         self.calls = EpisodeCalls(self.id, max_turns=settings.max_turns, max_tokens=settings.max_episode_tokens)
         self.clock = itertools.count()
         """Numbers the events: each request that is sent, each turn reward that is set."""
-        self.end = EpisodeEnd()
+        self.end = EndOfEpisode()
         """Comes when the engine ends the episode; from then on no call that is cut becomes a turn."""
         self.metrics: dict[str, float] = {}
         """The metrics that the workflow recorded."""

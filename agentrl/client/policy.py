@@ -8,7 +8,8 @@ gives up records what was sampled; of a stream, what it was given.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from uuid import uuid4
@@ -17,17 +18,17 @@ import anyio
 import numpy as np
 
 from agentrl.client.arguments import CallArguments, checked_messages, read_arguments, read_sampling
-from agentrl.client.backend import Answer, AnswerStream, AskedCall, ClientBackend, PolicyTokenizer
+from agentrl.client.backend import Answer, AnswerStream, AskedCall, ClientBackend, Delta, Piece, PolicyTokenizer
 from agentrl.client.completion import token_logprobs
 from agentrl.client.config import SamplingConfig
+from agentrl.client.deltas import DeltaSplitter
 from agentrl.client.demand import Demand, Instructions
 from agentrl.client.episode import MISSES_METRIC, Episode, EpisodeSettings
-from agentrl.client.given_up import outcome_of
-from agentrl.client.offline import call_timeout
-from agentrl.client.policy_stream import PolicyStream, completion_id
+from agentrl.client.offline import CallTimeout, call_timeout
+from agentrl.concurrency import outcome_of
 from agentrl.episode.checks import are_independent
-from agentrl.errors import ContextOverflow, ReplyError, ServerUnavailable, WorkflowError
-from agentrl.inference.backend import Backend, GenerateRequest, Generation, GivesUp, SamplingParams
+from agentrl.errors import ContextOverflow, ReplyError, ServerError, ServerUnavailable, WorkflowError
+from agentrl.inference.backend import Backend, GenerateRequest, Generation, GenerationChunk, GivesUp, SamplingParams
 from agentrl.tokens.graph import Prompt, TokenGraph
 from agentrl.tokens.history import continues_other_branch
 from agentrl.tokens.renderer import Renderer
@@ -77,7 +78,7 @@ class PolicyBackend(ClientBackend):
             turns=episode.turns,
         )
         self._instructions = Instructions() if sampling.unsupported == "prompt" else None
-        self._streams: set[PolicyStream] = set()
+        self._streams: set[_PolicyStream] = set()
         """Streams that have begun and are not closed."""
 
     @property
@@ -115,7 +116,7 @@ class PolicyBackend(ClientBackend):
         with self.episode.start_call():
             prompt = self.prepare(messages, call, asked.speaker)
             request = self.request(prompt, call.sampling)
-        return PolicyStream(self, messages, call, prompt, request, asked.speaker)
+        return _PolicyStream(self, messages, call, prompt, request, asked.speaker)
 
     async def generate(
         self, input_ids: Sequence[int] | Int32Array, speaker: Speaker, timeout: float | None, sampling: Mapping[str, object]
@@ -140,11 +141,11 @@ class PolicyBackend(ClientBackend):
         for stream in tuple(self._streams):
             await stream.close()
 
-    def open_stream(self, stream: PolicyStream) -> None:
+    def open_stream(self, stream: _PolicyStream) -> None:
         """Remember a stream that begins: the workflow may leave it without closing it."""
         self._streams.add(stream)
 
-    def forget_stream(self, stream: PolicyStream) -> None:
+    def forget_stream(self, stream: _PolicyStream) -> None:
         """Forget a stream that is closed."""
         self._streams.discard(stream)
 
@@ -242,10 +243,12 @@ class PolicyBackend(ClientBackend):
             stop_reason=generation.stop_reason,
             matched_stop=generation.matched_stop,
             temperature=request.sampling.temperature,
+            truncated_by=request.sampling.truncation(),
             cached_tokens=generation.cached_tokens,
             speaker=speaker,
-            shown=shown,
         )
+        if shown is not None:
+            self._graph.add_shown(prompt, shown)
         episode.announce(completion_id(request), count, given)
         return episode.turns[turn]
 
@@ -343,6 +346,143 @@ class PolicyBackend(ClientBackend):
         return best, best_end
 
 
+class _PolicyStream(AnswerStream):
+    """A call of the policy in pieces; where it is left may depend on the ids that came, and on no others."""
+
+    def __init__(
+        self,
+        policy: PolicyBackend,
+        messages: Sequence[Message],
+        call: CallArguments,
+        prompt: Prompt,
+        request: GenerateRequest,
+        speaker: Speaker,
+    ) -> None:
+        super().__init__(completion_id(request), call.model, include_usage=call.include_usage)
+        self._policy, self._messages, self._call, self._speaker = policy, messages, call, speaker
+        self._prompt, self._request = prompt, request
+        self._deadline = None if call.timeout_s is None else anyio.current_time() + call.timeout_s
+        self._sampling = AsyncExitStack()
+        self._chunks: AsyncIterator[GenerationChunk] | None = None
+        self._num_given = 0
+        """Ids that came."""
+        self._late: Generation | None = None
+        """The whole output, where it came with the first ids of a stream that was given up."""
+        self._has_ended = False
+        """Whether the last chunk came, or the call failed."""
+        self._ends = policy.renderer.eos_ids | set(call.sampling.stop_token_ids)
+        self._end_was_sampled = False
+        self._text = policy.renderer.incremental_decoder()
+        thinking = prompt.extension.thinking_open
+        self._splitter = DeltaSplitter(tools=prompt.tools, stops=call.sampling.stop, thinking_open=thinking)
+
+    async def next(self) -> Sequence[Piece]:
+        """Return what new ids settle; at the end the rest and the answer."""
+        chunk = await self._next_chunk()
+        if chunk.generation is None:
+            self._num_given += len(chunk.output_ids)
+            return [self._split(chunk.output_ids.tolist())]
+        self._has_ended = True
+        await self._close_call(None)
+        return self._finish(chunk.generation)
+
+    async def close(self, error: BaseException | None = None) -> None:
+        """Stop sampling. Unless the last token is in, the request is aborted, and what came is recorded."""
+        was_left = error is None or isinstance(error, (CallTimeout, anyio.get_cancelled_exc_class()))
+        try:
+            if was_left and self._num_given and not self._has_ended:
+                await self._give_up(is_wanted=error is None)
+        finally:
+            self._has_ended = True
+            await self._close_call(error)
+
+    async def _close_call(self, error: BaseException | None) -> None:
+        self._policy.forget_stream(self)
+        await self._sampling.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+    async def _next_chunk(self) -> GenerationChunk:
+        remaining = None if self._deadline is None else max(0.0, self._deadline - anyio.current_time())
+        with anyio.move_on_after(remaining):
+            if self._chunks is None:
+                return await self._first_chunk()
+            return await self._chunk_of(self._chunks)
+        raise call_timeout(self._policy.episode.id, self._call.timeout_s or 0.0)
+
+    async def _first_chunk(self) -> GenerationChunk:
+        policy, inference = self._policy, self._policy.inference
+        self.running = policy.episode.start_call()
+        policy.open_stream(self)
+        if not isinstance(inference, GivesUp):
+            return await self._begin()
+        # A request cannot be picked up again where a cancellation cut its opening.
+        return await outcome_of(
+            self._begin,
+            give_up=partial(inference.give_up, self._request.request_id),
+            end=policy.episode.end,
+            late=self._take_late,
+        )
+
+    def _take_late(self, chunk: GenerationChunk | None) -> None:
+        """Count the first ids of a stream that was given up before they came."""
+        if chunk is not None:
+            self._num_given += len(chunk.output_ids)
+            self._late = chunk.generation
+
+    async def _begin(self) -> GenerationChunk:
+        self._chunks = await self._sampling.enter_async_context(self._policy.inference.stream(self._request))
+        return await self._chunk_of(self._chunks)
+
+    async def _chunk_of(self, chunks: AsyncIterator[GenerationChunk]) -> GenerationChunk:
+        try:
+            return await anext(chunks)
+        except StopAsyncIteration:
+            raise ReplyError(f"request {self._request.request_id}: the stream ended without its last chunk") from None
+
+    async def _give_up(self, *, is_wanted: bool) -> None:
+        """Record the ids that came; `is_wanted`: the workflow has what it wants, and the call has not failed."""
+        policy, inference, end = self._policy, self._policy.inference, self._policy.episode.end
+        chunks, generation = self._chunks, self._late
+        if chunks is None or not isinstance(inference, GivesUp) or end.has_come:
+            return
+        try:
+            with end.bounded():
+                await inference.give_up(self._request.request_id)
+                while generation is None:
+                    generation = (await self._chunk_of(chunks)).generation
+        except ServerError:
+            generation = None
+        if end.has_come:
+            return
+        given = None if generation is None else generation.first(self._num_given)
+        policy.record_given_up(self._prompt, self._request, given, self._speaker, self._splitter.shown())
+        if is_wanted and given is not None and self.running is not None:
+            self.running.complete()
+
+    def _split(self, ids: list[int]) -> Delta:
+        """Return what new ids settle; an end-of-turn id may or may not be part of the text, so it is left for the end."""
+        for at, token_id in enumerate(ids):
+            if self._end_was_sampled or token_id in self._ends:
+                self._end_was_sampled, ids = True, ids[:at]
+                break
+        return self._splitter.push(self._text.push(ids)) if ids else Delta("", "")
+
+    def _finish(self, generation: Generation) -> Sequence[Piece]:
+        policy, prompt, request, call = self._policy, self._prompt, self._request, self._call
+        policy.check_not_aborted(request, generation)
+        parsed = policy.renderer.parse(
+            generation.output_ids,
+            tools=prompt.tools,
+            stopped_on=generation.matched_stop,
+            thinking_open=prompt.extension.thinking_open,
+        )
+        rest = self._splitter.rest(parsed.reasoning or "", parsed.content)  # before `record`: a stream that fails is no turn
+        turn = policy.record(prompt, request, generation, self._speaker)
+        policy.compare(self._messages, call.demand, turn.message)
+        if self.running is not None:
+            self.running.complete()
+        return [rest, policy.answered(request, call, turn, generation)]
+
+
 def call_seed(run_seed: int, episode_id: str, call: int) -> int:
     """Return the seed of a model call, 63 bits; `call` is its number in the episode.
 
@@ -352,3 +492,8 @@ def call_seed(run_seed: int, episode_id: str, call: int) -> int:
     """
     digest = hashlib.blake2b(f"{run_seed}/{episode_id}/{call}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
+
+
+def completion_id(request: GenerateRequest) -> str:
+    """Return the completion id of a request, unique over all episodes."""
+    return f"chatcmpl-{request.request_id}"

@@ -240,7 +240,7 @@ class TurnIndex:
         self._requests.append(prefixes[-1])
 
     def add_shown(self, match: HistoryMatch | None, shown: Message) -> None:
-        """Let a request with the answer `shown` continue the turn that was recorded last, whose output may go on after it."""
+        """Let a request with the answer `shown` continue the turn that was recorded last, although its output goes on."""
         if match is None:
             return
         key, turn = message_key(shown).digest, len(self.lengths) - 1

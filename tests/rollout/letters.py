@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -29,7 +29,7 @@ from tests.rollout.harness import PATIENCE_S, SAMPLING, TASK, workflow_of
 
 ANSWERS = ("b", "ab", "aab", "aaa")
 QUESTIONS = ("one", "two", "three")
-Gradient = Counter[tuple[str, str]]
+Gradient = defaultdict[tuple[str, str], float]
 """By state: the question, and the letters before."""
 LOGITS = {
     (question, "a" * length): value
@@ -75,7 +75,7 @@ def chance_of(question: str, answer: str) -> float:
 
 def score_of(question: str, letters: str) -> Gradient:
     """Return the gradient of the log-probability of letters."""
-    found = Gradient()
+    found = Gradient(float)
     for at, letter in enumerate(letters):
         found[question, letters[:at]] += float(letter == "b") - chance_of(question, letters[:at] + "b") / (
             chance_of(question, letters[:at]) if at else 1.0
@@ -136,7 +136,7 @@ async def _one_episode(program: Program, renderer: Renderer, path: list[int]) ->
 
 def true_gradient(episodes: Sequence[Played]) -> Gradient:
     """Return the gradient of the expected return: every letter that was sampled counts."""
-    total = Gradient()
+    total = Gradient(float)
     for one in episodes:
         for question, answer in one.answers:
             added(total, one.chance * one.trajectory.episode_return, score_of(question, answer))
@@ -155,7 +155,7 @@ def taught_gradient(episodes: Sequence[Played], renderer: Renderer, config: Algo
         return scores
 
     scores = [turn_scores(one) for one in episodes]
-    total = Gradient()
+    total = Gradient(float)
     for first, second in itertools.product(range(len(episodes)), repeat=2):
         pair = (episodes[first].trajectory, episodes[second].trajectory)
         group = Group(index=0, task=TASK, episodes=pair, admitted_version=0)
@@ -167,4 +167,4 @@ def taught_gradient(episodes: Sequence[Played], renderer: Renderer, config: Algo
 
 
 def largest_difference(one: Gradient, other: Gradient) -> float:
-    return max(abs(one[state] - other[state]) for state in one.keys() | other.keys())
+    return max(abs(one.get(state, 0.0) - other.get(state, 0.0)) for state in one.keys() | other.keys())

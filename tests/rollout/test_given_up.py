@@ -12,9 +12,14 @@ import openai
 import pytest
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.client import Client
+from agentrl.client import Client, ReplayBackend
+from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.episode import run_client_episode, run_policy_episode
+from agentrl.servers.scripted.script import Hold, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
-from agentrl.types import StopReason
+from agentrl.tokens.verify import verify
+from agentrl.types import StopReason, Task, Turn
+from tests.rollout.harness import PATIENCE_S, SAMPLING, TASK, Judge, make_server, workflow_of
 from tests.rollout.letters import Program, Stage, all_episodes, largest_difference, taught_gradient, true_gradient
 
 TURN = AlgorithmConfig(advantage="turn", group_size=2)
@@ -72,8 +77,8 @@ async def close_and_pay(client: Client, stage: Stage) -> float:
     return 0.0
 
 
-async def until_held(stage: Stage, question: str, scope: anyio.CancelScope) -> None:
-    await stage.hold(question).reached.wait()
+async def cancel_when(hold: Hold, scope: anyio.CancelScope) -> None:
+    await hold.reached.wait()
     scope.cancel()
 
 
@@ -83,7 +88,7 @@ async def answer_or_none(client: Client, stage: Stage, question: str) -> str | N
     stage.hold(question)
     async with anyio.create_task_group() as tasks:
         with anyio.CancelScope() as scope:
-            tasks.start_soon(until_held, stage, question, scope)
+            tasks.start_soon(cancel_when, stage.hold(question), scope)
             answer = await ask(client, question)
         tasks.cancel_scope.cancel()
     return answer
@@ -108,7 +113,7 @@ async def give_up_a_stream(client: Client, stage: Stage) -> float:
     stage.hold("one")
     async with anyio.create_task_group() as tasks:
         with anyio.CancelScope() as scope:
-            tasks.start_soon(until_held, stage, "one", scope)
+            tasks.start_soon(cancel_when, stage.hold("one"), scope)
             async for chunk in await opened(client, "one"):
                 read += chunk.choices[0].delta.content or ""
         tasks.cancel_scope.cancel()
@@ -141,15 +146,34 @@ async def race(client: Client, stage: Stage) -> float:
 
 async def cancel_natively(client: Client, stage: Stage) -> float:
     """`asyncio.Task.cancel`, as `asyncio.timeout` and `asyncio.wait_for` use it."""
-    held = asyncio.ensure_future(stage.hold("one").reached.wait())
-    call = asyncio.ensure_future(ask(client, "one"))
-    await asyncio.wait([call, held], return_when=asyncio.FIRST_COMPLETED)
+    held = asyncio.ensure_future(stage.hold("one").reached.wait())  # noqa: TID251
+    call = asyncio.ensure_future(ask(client, "one"))  # noqa: TID251
+    await asyncio.wait([call, held], return_when=asyncio.FIRST_COMPLETED)  # noqa: TID251
     held.cancel()
     if call.done():
         return 1.0 + 0.5 * len(call.result())
     call.cancel()
-    await asyncio.wait([call])
+    await asyncio.wait([call])  # noqa: TID251
     return -0.25
+
+
+async def give_up_by_a_timeout(client: Client, stage: Stage) -> float:
+    """The call has a deadline of its own, which only an answer that is held misses."""
+    hold = stage.hold("one")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(release_at_last, hold)
+        try:
+            completion = await client.chat.completions.create(messages=[asked("one")], timeout=0.2)
+            first = len(completion.choices[0].message.content or "")
+        except openai.APITimeoutError:
+            first = 3
+        tasks.cancel_scope.cancel()
+    return 0.4 * first - 0.1 * first * len(await ask(client, "two"))
+
+
+async def release_at_last(hold: Hold) -> None:
+    await anyio.sleep(PATIENCE_S)
+    hold.release.set()
 
 
 def over_http(program: Callable[[Any, Stage], Any]) -> Program:
@@ -228,3 +252,104 @@ async def test_a_stream_that_is_left_is_continued_by_the_text_that_it_gave(rende
         first, second = each.trajectory.turns
         assert (second.parent, second.fork) == (0, None)
         assert first.stop_reason is (StopReason.STOP if each.answers[0][1] == "b" else StopReason.ABORT)
+
+
+async def test_the_deadline_of_the_episode_records_nothing_of_the_call_that_it_cuts(renderer: Renderer) -> None:
+    hold = Hold(at=2)
+    server = make_server(renderer, lambda call: ScriptedReply(output="good", holds=(hold,)))
+    rollout = RolloutConfig(episode_timeout_s=0.5)
+    trajectory = await run_policy_episode(
+        Judge(), TASK, backend=server, renderer=renderer, rollout=rollout, sampling=SAMPLING
+    )
+    assert (trajectory.stop_reason, trajectory.turns) == (StopReason.DEADLINE, ())
+
+
+async def test_a_run_that_stops_does_not_wait_for_a_call_and_records_nothing_of_it(renderer: Renderer) -> None:
+    hold, turns = Hold(at=2), list[Turn]()
+    server = make_server(renderer, lambda call: ScriptedReply(output="good", holds=(hold,)))
+
+    async def run() -> None:
+        await run_policy_episode(
+            Judge(),
+            TASK,
+            backend=server,
+            renderer=renderer,
+            rollout=RolloutConfig(episode_timeout_s=PATIENCE_S),
+            sampling=SAMPLING,
+            on_turn=turns.append,
+        )
+
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await hold.reached.wait()
+            tasks.cancel_scope.cancel()
+    assert turns == []
+    assert len(server.aborted) == 1
+
+
+CALLING = '<tool_call>\n{"name": "run", "arguments": {"code": "x"}}\n</tool_call>'
+
+
+def encoded(renderer: Renderer, text: str) -> list[int]:
+    """Return the ids of text, one for each byte or so."""
+    return list(renderer.encode_content(text))
+
+
+@pytest.mark.parametrize("at", range(1, 13))
+@pytest.mark.parametrize("says", ["It is. " + CALLING, "<think>\nwell\n</think>\n\nzwölf €🙂"])
+async def test_a_stream_that_is_left_anywhere_is_continued_by_what_it_gave(renderer: Renderer, says: str, at: int) -> None:
+    tool = {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}
+    hold = Hold(at=at)
+
+    async def run(task: Task, client: Client) -> float:
+        shown: dict[str, Any] = {"role": "assistant", "content": ""}
+        stream = await client.chat.completions.create(messages=[asked("one")], tools=[tool], stream=True)
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as scope:
+                tasks.start_soon(cancel_when, hold, scope)
+                async for chunk in stream:
+                    delta = chunk.choices[0].delta
+                    shown["content"] += delta.content or ""
+                    if reasoning := getattr(delta, "reasoning_content", None):
+                        shown["reasoning_content"] = shown.get("reasoning_content", "") + reasoning
+            tasks.cancel_scope.cancel()
+        for message in (shown, client.turns[0].message):
+            await client.chat.completions.create(messages=[asked("one"), message, asked("two")], tools=[tool])
+        return 1.0
+
+    def script(call: ScriptedCall) -> ScriptedReply:
+        return ScriptedReply(output=says_ids, holds=() if call.index else (hold,))
+
+    says_ids = [*encoded(renderer, says), min(renderer.eos_ids)]
+    with anyio.fail_after(PATIENCE_S):
+        trajectory = await run_policy_episode(
+            workflow_of(run),
+            TASK,
+            backend=make_server(renderer, script),
+            renderer=renderer,
+            rollout=RolloutConfig(episode_timeout_s=PATIENCE_S),
+            sampling=SAMPLING.model_copy(update={"max_tokens": 200}),
+        )
+    assert trajectory.failure is None, trajectory.failure
+    first, *later = trajectory.turns
+    assert first.stop_reason is StopReason.ABORT
+    assert first.output_ids.tolist() == says_ids[:at]
+    assert "\ufffd" not in str(first.message["content"])
+    assert [(turn.parent, turn.fork) for turn in later] == [(0, None), (0, None)]
+    verify(trajectory)
+
+
+@pytest.mark.parametrize("program", [close_early, break_and_ask, give_up_by_a_timeout])
+async def test_an_episode_with_a_call_that_was_given_up_replays(program: Program, renderer: Renderer) -> None:
+    for each in await all_episodes(program, renderer):
+        backend = ReplayBackend(each.trajectory)
+
+        def run(task: Task, client: Client) -> Any:  # noqa: ANN401
+            return program(client, Stage())
+
+        with anyio.fail_after(PATIENCE_S):
+            again = await run_client_episode(workflow_of(run), TASK, Client(backend), timeout_s=PATIENCE_S)
+        assert (again.failure, backend.diverged) == (None, [])
+        assert again.final_reward == each.trajectory.final_reward
+        assert [turn.stop_reason for turn in again.turns] == [turn.stop_reason for turn in each.trajectory.turns]

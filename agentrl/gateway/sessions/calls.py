@@ -8,7 +8,7 @@ Invariant: a call runs while somebody waits for it; the last one who leaves abor
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -53,8 +53,9 @@ class SharedCall:
         stream: bool,
         on_answer: Callable[[Answer], None],
         other: OtherAnswers | None = None,
+        after: Sequence[SharedCall] = (),
     ) -> None:
-        """Prepare the call; `other` answers it in the place of the backend."""
+        """Prepare the call; `other` answers it in the place of the backend, once the calls `after` are over."""
         self.id = ""
         """Of the answer; known when the first piece is."""
         self.answer: Answer | None = None
@@ -63,6 +64,7 @@ class SharedCall:
         self.is_over = False
         self._backend, self._asked, self._on_answer = backend, asked, on_answer
         self._stream = stream and other is None
+        self._after = after
         self._answer = backend.answer if other is None else other.answer
         self._pieces: list[Piece] = []
         self._error: AgentRLError | None = None
@@ -75,11 +77,18 @@ class SharedCall:
         """Whether the answer may still come: the call is not over, and not everybody has left."""
         return not self.is_over and not self._scope.cancel_called
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether everybody has left, and what was sampled is not recorded yet."""
+        return self._scope.cancel_called and not self.is_over
+
     async def run(self) -> None:
         """Make the call. A cancellation aborts it; what it had sampled is a turn."""
         error: AgentRLError | None = CallRefused("the episode has ended, and with it this call", status=410)
         try:
             with self._scope:
+                for earlier in self._after:  # this one may continue what they had sampled
+                    await earlier.until_over()
                 await (self._run_stream() if self._stream else self._run_whole())
             error = None
         except ANSWERED_ERRORS as failed:
@@ -87,6 +96,11 @@ class SharedCall:
         finally:
             self.is_over, self._error = True, error
             self._tell()
+
+    async def until_over(self) -> None:
+        """Wait for the end of the call."""
+        while not self.is_over:
+            await self._news.wait()
 
     @contextmanager
     def followed(self) -> Generator[AsyncIterator[Piece]]:
@@ -164,6 +178,10 @@ class RecentCalls:
         if call is None or call.is_running:
             return call
         return call if call.answer is not None and (is_retry or not call.is_delivered) else None
+
+    def ending(self) -> list[SharedCall]:
+        """Return the calls that everybody has left, and that are not over."""
+        return [call for call in self._calls.values() if call.is_ending]
 
     def add(self, identity: bytes, call: SharedCall) -> None:
         """Remember a new call."""

@@ -259,6 +259,17 @@ async def test_a_server_side_abort_is_sent_again_with_what_was_sampled() -> None
     assert first["rid"] != second["rid"]
 
 
+async def test_the_rest_of_an_interrupted_call_draws_noise_of_its_own() -> None:
+    for seed in (11, 2**63 - 3, -(2**63)):
+        async with rig(lambda _: ScriptedReply(output=range(10, 20), fault=Fault.ABORT)) as r:
+            sent = request(1, 2, 3, max_new_tokens=30)
+            await r.client.generate(replace(sent, sampling=replace(sent.sampling, seed=seed)))
+            seeds = [body["sampling_params"]["sampling_seed"] for body in r.http.bodies("/generate")]
+        assert seeds[0] == seed
+        assert seeds[1] != seed
+        assert all(-(2**63) <= each < 2**63 for each in seeds)
+
+
 async def test_a_stream_goes_on_after_a_server_side_abort() -> None:
     script: Script = lambda _: ScriptedReply(output=range(10, 20), fault=Fault.ABORT)  # noqa: E731
     async with rig(script) as r, r.client.stream(request(1, 2, 3)) as stream:

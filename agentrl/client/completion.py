@@ -210,9 +210,11 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
                 self._write(piece)
         except BaseException as error:
             self._leave()
-            if isinstance(error, AgentRLError):
-                self._calls.fail(error)
-            await self._answer.close(error)
+            try:
+                await self._answer.close(error)
+            finally:
+                if isinstance(error, AgentRLError):
+                    self._calls.fail(error)
             raise
 
     def _write(self, piece: Piece) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from agentrl.concurrency import EndOfEpisode, loop_time
 from agentrl.episode.checks import check_reward_parts
-from agentrl.errors import AgentRLError, EpisodeLimit, RewardError, WorkflowError
+from agentrl.errors import AgentRLError, EpisodeLimit, RewardError, ServerTimeout, WorkflowError
 from agentrl.inference.backend import Generation
 from agentrl.types import BranchPath, EpisodeFailure, StopReason, Trajectory, Turn
 
@@ -376,7 +376,9 @@ class EpisodeCalls:
         return error
 
     def fail(self, error: AgentRLError) -> None:
-        """Record a failed or refused call; one that is recorded already counts once."""
+        """Record a failed or refused call, once. One that the agent gave up has not failed if its output is a turn."""
+        if isinstance(error, ServerTimeout) and error.is_recorded:
+            return
         if not self._failures or self._failures[-1] is not error:
             self._failures.append(error)
 

@@ -29,9 +29,11 @@ class CallTimeout(ServerTimeout, openai.APITimeoutError):
         self.body, self.code, self.param, self.type = None, None, None, None
 
 
-def call_timeout(episode_id: str, timeout_s: float) -> CallTimeout:
+def call_timeout(episode_id: str, timeout_s: float, *, is_recorded: bool = False) -> CallTimeout:
     """Return the error of a call whose `timeout` has passed."""
-    return CallTimeout(f"episode {episode_id}: no completion within the call's timeout of {timeout_s:g} s")
+    error = CallTimeout(f"episode {episode_id}: no completion within the call's timeout of {timeout_s:g} s")
+    error.is_recorded = is_recorded
+    return error
 
 
 def not_served(what: str) -> NoReturn:

@@ -7,7 +7,6 @@ gives up records what was sampled; of a stream, what it was given.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -17,7 +16,7 @@ from uuid import uuid4
 import anyio
 import numpy as np
 
-from agentrl.client.arguments import CallArguments, checked_messages, read_arguments, read_sampling
+from agentrl.client.arguments import CallArguments, call_seed, checked_messages, read_arguments, read_sampling
 from agentrl.client.backend import Answer, AnswerStream, AskedCall, ClientBackend, Delta, Piece, PolicyTokenizer
 from agentrl.client.completion import token_logprobs
 from agentrl.client.config import SamplingConfig
@@ -278,29 +277,35 @@ class PolicyBackend(ClientBackend):
         generation: Generation | None,
         speaker: Speaker,
         shown: Message | None = None,
-    ) -> None:
-        """Record what a call that the agent gave up had sampled, if anything; None: the server did not report it."""
+    ) -> bool:
+        """Record what a call that the agent gave up had sampled, and return whether there is a turn of it.
+
+        `generation` is None where the server did not report it.
+        """
         if not self.episode.is_open:
-            return
+            return False
         if generation is None:
             self.episode.count_unreported()
-        elif len(generation.output_ids):
+            return False
+        if len(generation.output_ids):
             self.record(prompt, request, generation, speaker, given=generation, shown=shown)
+        return len(generation.output_ids) > 0
 
     async def _generate(
         self, prompt: Prompt, request: GenerateRequest, timeout_s: float | None, speaker: Speaker
     ) -> Generation:
-        inference = self.inference
+        inference, recorded = self.inference, list[bool]()
+
+        def record_late(generation: Generation | None) -> None:
+            recorded.append(self.record_given_up(prompt, request, generation, speaker))
+
         with anyio.move_on_after(timeout_s):
             if not isinstance(inference, GivesUp):
                 return await inference.generate(request)
-            return await outcome_of(
-                partial(inference.generate, request),
-                give_up=partial(inference.give_up, request.request_id),
-                end=self.episode.end,
-                late=lambda generation: self.record_given_up(prompt, request, generation, speaker),
-            )
-        raise call_timeout(request.episode_id, timeout_s or 0.0)
+            give_up = partial(inference.give_up, request.request_id)
+            generate = partial(inference.generate, request)
+            return await outcome_of(generate, give_up=give_up, end=self.episode.end, late=record_late)
+        raise call_timeout(request.episode_id, timeout_s or 0.0, is_recorded=any(recorded))
 
     def _checked_ids(self, input_ids: Sequence[int] | Int32Array) -> Int32Array:
         """Return the ids of a token-level call, [N] int32; one outside the vocabulary would kill a real server."""
@@ -391,7 +396,9 @@ class _PolicyStream(AnswerStream):
         was_left = error is None or isinstance(error, (CallTimeout, anyio.get_cancelled_exc_class()))
         try:
             if was_left and self._num_given and not self._has_ended:
-                await self._give_up(is_wanted=error is None)
+                is_recorded = await self._give_up(is_wanted=error is None)
+                if isinstance(error, CallTimeout):
+                    error.is_recorded = is_recorded
         finally:
             self._has_ended = True
             await self._close_call(error)
@@ -438,12 +445,12 @@ class _PolicyStream(AnswerStream):
         except StopAsyncIteration:
             raise ReplyError(f"request {self._request.request_id}: the stream ended without its last chunk") from None
 
-    async def _give_up(self, *, is_wanted: bool) -> None:
-        """Record the ids that came; `is_wanted`: the workflow has what it wants, and the call has not failed."""
+    async def _give_up(self, *, is_wanted: bool) -> bool:
+        """Record the ids that came, and return whether that was possible; `is_wanted`: the workflow has what it wants."""
         policy, inference, end = self._policy, self._policy.inference, self._policy.episode.end
         chunks, generation = self._chunks, self._late
         if chunks is None or not isinstance(inference, GivesUp) or end.has_come:
-            return
+            return False
         try:
             with end.bounded():
                 await inference.give_up(self._request.request_id)
@@ -452,11 +459,12 @@ class _PolicyStream(AnswerStream):
         except ServerError:
             generation = None
         if end.has_come:
-            return
+            return False
         given = None if generation is None else generation.first(self._num_given)
-        policy.record_given_up(self._prompt, self._request, given, self._speaker, self._splitter.shown())
-        if is_wanted and given is not None and self.running is not None:
+        is_recorded = policy.record_given_up(self._prompt, self._request, given, self._speaker, self._splitter.shown())
+        if is_wanted and is_recorded and self.running is not None:
             self.running.complete()
+        return is_recorded
 
     def _split(self, ids: list[int]) -> Delta:
         """Return what new ids settle; an end-of-turn id may or may not be part of the text, so it is left for the end."""
@@ -481,17 +489,6 @@ class _PolicyStream(AnswerStream):
         if self.running is not None:
             self.running.complete()
         return [rest, policy.answered(request, call, turn, generation)]
-
-
-def call_seed(run_seed: int, episode_id: str, call: int) -> int:
-    """Return the seed of a model call, 63 bits; `call` is its number in the episode.
-
-    Example:
-        >>> call_seed(0, "0.0.0", 0) == call_seed(0, "0.0.0", 0), call_seed(0, "0.0.0", 0) == call_seed(0, "0.0.0", 1)
-        (True, False)
-    """
-    digest = hashlib.blake2b(f"{run_seed}/{episode_id}/{call}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1
 
 
 def completion_id(request: GenerateRequest) -> str:

@@ -102,8 +102,7 @@ class ReplayBackend(ClientBackend):
         """Wait for the workflow to give the call up; a `timeout` of its own passes at once."""
         timeout = asked.arguments.get("timeout", asked.timeout)
         if isinstance(timeout, (int, float)):
-            with self.episode.refusals():
-                raise call_timeout(self.episode.id, float(timeout))
+            raise call_timeout(self.episode.id, float(timeout), is_recorded=True)
         await anyio.sleep_forever()
 
     async def generate(

@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 import numpy as np
@@ -29,6 +30,8 @@ from tests.rollout.harness import PATIENCE_S, SAMPLING, TASK, workflow_of
 
 ANSWERS = ("b", "ab", "aab", "aaa")
 QUESTIONS = ("one", "two", "three")
+_TURN = AlgorithmConfig(advantage="turn", group_size=2)
+_EPISODE = AlgorithmConfig(advantage="episode", group_size=2)
 Gradient = defaultdict[tuple[str, str], float]
 """By state: the question, and the letters before."""
 LOGITS = {
@@ -168,3 +171,44 @@ def taught_gradient(episodes: Sequence[Played], renderer: Renderer, config: Algo
 
 def largest_difference(one: Gradient, other: Gradient) -> float:
     return max(abs(one.get(state, 0.0) - other.get(state, 0.0)) for state in one.keys() | other.keys())
+
+
+async def check_gradient(program: Program, renderer: Renderer) -> None:
+    """Check that what the episodes of a program teach is the gradient of its expected return."""
+    episodes = await all_episodes(program, renderer)
+    assert abs(sum(one.chance for one in episodes) - 1.0) < 1e-12
+    truth = true_gradient(episodes)
+    assert max(map(abs, truth.values())) > 0.005
+    assert largest_difference(taught_gradient(episodes, renderer, _TURN), truth) < 1e-6
+    halved = taught_gradient(episodes, renderer, _EPISODE)
+    for state in halved:
+        halved[state] *= 2
+    assert largest_difference(halved, truth) < 1e-6
+
+
+def asked(question: str) -> dict[str, str]:
+    """Return the message of a user."""
+    return {"role": "user", "content": question}
+
+
+async def opened(client: Any, question: str, *before: dict[str, str], **more: Any) -> Any:  # noqa: ANN401
+    """Return the stream of an answer."""
+    messages = [*before, asked(question)]
+    return await client.chat.completions.create(model="m", messages=messages, stream=True, max_tokens=8, **more)
+
+
+async def answer_to(client: Any, question: str, *before: dict[str, str], **more: Any) -> str:  # noqa: ANN401
+    """Return the letters of an answer."""
+    messages = [*before, asked(question)]
+    completion = await client.chat.completions.create(model="m", messages=messages, max_tokens=8, **more)
+    return completion.choices[0].message.content or ""
+
+
+async def read_two(stream: Any) -> str:  # noqa: ANN401
+    """Return the first two letters of a stream, or fewer."""
+    text = ""
+    async for chunk in stream:
+        text += chunk.choices[0].delta.content or "" if chunk.choices else ""
+        if len(text) == 2:
+            break
+    return text

@@ -161,9 +161,11 @@ class SharedCall:
         except BaseException as error:
             if stream.running is not None:
                 stream.running.close()
-            if isinstance(error, AgentRLError):
-                self._backend.episode.calls.fail(error)
-            await stream.close(error)
+            try:
+                await stream.close(error)
+            finally:
+                if isinstance(error, AgentRLError):
+                    self._backend.episode.calls.fail(error)
             raise
         if stream.running is not None:
             stream.running.close()

@@ -10,6 +10,7 @@ from enum import Enum, auto
 
 from agentrl.client.backend import Delta
 from agentrl.errors import TokenError
+from agentrl.types import Message
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _CALL_MARKERS = ("<tool_call>", "[TOOL_CALLS]")
@@ -65,6 +66,12 @@ class DeltaSplitter:
         while self._advance():
             pass
         return Delta("".join(self._sent_reasoning[reasoning:]), "".join(self._sent_content[content:]))
+
+    def shown(self) -> Message:
+        """Return the message that the text handed out so far makes."""
+        message: dict[str, object] = {"role": "assistant", "content": "".join(self._sent_content)}
+        reasoning = "".join(self._sent_reasoning)
+        return message | {"reasoning_content": reasoning} if reasoning else message
 
     def rest(self, reasoning: str, content: str) -> Delta:
         """Return what is still missing of the finished message.

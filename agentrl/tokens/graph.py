@@ -31,6 +31,7 @@ from agentrl.errors import ContextOverflow, ReplyError, TokenError
 from agentrl.inference.backend import INT32, Context, json_of
 from agentrl.tokens.history import HistoryMatch, TurnIndex
 from agentrl.tokens.messages import plain_fields, role_of, tools_key
+from agentrl.tokens.parse import ParsedMessage
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.template.rendering import PlainMessage, ToolSchemas
 from agentrl.types import (
@@ -195,6 +196,7 @@ class TokenGraph:
         stop_reason: StopReason,
         matched_stop: int | str | None,
         temperature: float,
+        truncated_by: Mapping[str, float] | None = None,
         cached_tokens: int | None = None,
         speaker: Speaker = Speaker(),  # noqa: B008 - an immutable tuple
     ) -> int:
@@ -208,6 +210,7 @@ class TokenGraph:
             stop_reason: STOP, LENGTH or ABORT.
             matched_stop: the token id or stop string that ended it.
             temperature: of the call.
+            truncated_by: the settings of the call that kept tokens from being sampled; None: there are none.
             cached_tokens: how many of the prompt the server had computed before; None: not known.
             speaker: the agent that took the turn.
         """
@@ -216,9 +219,7 @@ class TokenGraph:
         self._check_output(ids, logprobs)
         check_spans(spans, len(ids), None if parent is None else self._turns[parent], self)
         numbers, output = ids.tolist(), ids.tobytes()
-        parsed = self._renderer.parse(
-            numbers, tools=prompt.tools, stopped_on=matched_stop, thinking_open=extension.thinking_open, salt=self
-        )
+        parsed = self._parsed(prompt, numbers, matched_stop, is_cut=stop_reason is StopReason.ABORT)
         turn = Turn(
             context_ids=np.frombuffer(prompt.added, INT32),
             output_ids=np.frombuffer(output, INT32),
@@ -231,6 +232,7 @@ class TokenGraph:
             parent=parent,
             message=parsed.to_message(),
             temperature=temperature,
+            truncated_by=truncated_by,
             cached_tokens=cached_tokens,
             fork=extension.fork,
             kept_thinking=extension.kept_thinking,
@@ -242,6 +244,19 @@ class TokenGraph:
         )
         self._record(turn, prompt, numbers[-1] if numbers else -1, has_reasoning=parsed.reasoning is not None)
         return len(self._turns) - 1
+
+    def _parsed(self, prompt: Prompt, ids: list[int], stopped_on: int | str | None, *, is_cut: bool) -> ParsedMessage:
+        thinking_open = prompt.extension.thinking_open
+        return self._renderer.parse(
+            ids, tools=prompt.tools, stopped_on=stopped_on, thinking_open=thinking_open, salt=self, is_cut=is_cut
+        )
+
+    def add_shown(self, prompt: Prompt, shown: Message) -> None:
+        """Let a request with the answer `shown` continue the turn recorded last, whose output goes on after it.
+
+        It is what an agent got of an output that it gave up: what may be a tool call, or part of a character, is held back.
+        """
+        self._recorded.index.add_shown(prompt.match, shown)
 
     def adopt(self, turn: Turn) -> None:
         """Record a turn without tokens, which another model answered; no request continues it."""

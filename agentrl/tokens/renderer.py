@@ -261,6 +261,7 @@ class Renderer:
         stopped_on: int | str | None = None,
         thinking_open: bool | None = None,
         salt: object = None,
+        is_cut: bool = False,
     ) -> ParsedMessage:
         """Return a sampled output as a message; never raises for what a model wrote.
 
@@ -270,9 +271,11 @@ class Renderer:
             stopped_on: the token id or stop string that ended the output.
             thinking_open: whether the prompt ended inside `<think>`; None: as this template's generation prompt does.
             salt: makes tool-call ids unique; the same salt and output give the same ids. None: the ids.
+            is_cut: whether the output ends anywhere; the bytes of a character that it lacks the rest of are left out.
         """
+        text = self.output_text(ids, stopped_on)
         return parse_text(
-            self.output_text(ids, stopped_on),
+            text.rstrip("\ufffd") if is_cut else text,
             calls=self.call_parser if tools else None,
             thinking_open=self.thinking_open if thinking_open is None else thinking_open,
             salt=_as_list(ids) if salt is None else salt,

@@ -88,6 +88,10 @@ class Server(Protocol):
         """Yield the completion as it is sampled, without retries on other servers."""
         ...
 
+    async def give_up(self, request_id: str) -> None:
+        """Have a call return the tokens it has, with `StopReason.ABORT`; an unknown id is ignored."""
+        ...
+
     async def end_session(self, episode_id: str) -> None:
         """Let it evict what it cached for an episode."""
         ...

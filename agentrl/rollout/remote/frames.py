@@ -152,6 +152,12 @@ class AbortCall(msgspec.Struct, frozen=True, tag=True):
     call: int
 
 
+class GiveUpCall(msgspec.Struct, frozen=True, tag=True):
+    """End a model call early, which is still answered, with the tokens it has; one that has ended is past it."""
+
+    call: int
+
+
 class TurnRecorded(msgspec.Struct, frozen=True, tag=True):
     """An episode has one more turn."""
 
@@ -196,6 +202,7 @@ ToDriver: TypeAlias = (
     | WorkerLogged
     | ModelCall
     | AbortCall
+    | GiveUpCall
     | TurnRecorded
     | EpisodeEnded
     | GroupScored

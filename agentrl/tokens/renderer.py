@@ -341,6 +341,10 @@ class Renderer:
         except TokenError as error:
             raise TokenError(f"{_FIRST_ANSWER}: {error}") from error
         at = whole.rfind(answer)
+        if at < 0:  # a template that writes no empty reasoning there: the generation prompt is the same
+            asked, shown = (self._template.render([QUESTION], tools or None, generation_prompt=new) for new in (True, False))
+            opening = asked.text[len(shown.text) :]
+            at = whole.find(opening) + len(opening) if opening and opening in whole else -1
         if at < 0:
             raise TokenError(f"{_FIRST_ANSWER}, whose text this chat template writes differently there")
         before = whole[:at]

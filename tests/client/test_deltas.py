@@ -18,7 +18,8 @@ PIECES = st.sampled_from(
      "STOP", "ST", "a", "Hello there", '{"name": "f", "arguments": {}}',
      '[{"name": "f", "arguments": {"a": 1}}]', '{"name": "f", "parameters": {}}',
      "<|tool_call|>", "<|tool_call_start|>", "<function=f>", "<minimax:tool_call>", "[f(a=1)]",
-     "<|channel|>final<|message|>", "<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant", "<", "{", "[", "<think", "</thi", "é", "\ufffd"]
+     "<|channel|>final<|message|>", "<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant",
+     "<", "{", "[", "<think", "</thi", "é", "\ufffd"]
 )  # fmt: skip
 
 

@@ -183,7 +183,7 @@ def test_ids_and_sizes_come_from_the_model_files(renderer_of: Callable[..., Rend
 def test_tools_without_a_parser_are_refused(renderer_of: Callable[..., Renderer]):
     for name in ("qwen25", "qwen3", "llama31", "llama32", "mistral"):
         renderer_of(name).check_tools()
-    with pytest.raises(TokenError, match="has no tools.*tool_format: hermes"):
+    with pytest.raises(TokenError, match=r"has no tools.*tool_format: hermes"):
         renderer_of("deepseek_r1").check_tools()
 
 

@@ -24,7 +24,8 @@ from agentrl.tokens.parse import ToolFormat
 
 ToolFormatName = Literal[
     "auto", "hermes", "qwen_coder", "glm", "mistral", "mistral_v11", "deepseek_v3", "deepseek_v31", "deepseek_v32",
-    "kimi_k2", "harmony", "minimax_m1", "minimax_m2", "phi_4", "granite_3", "nemotron_2", "seed_oss", "lfm2", "llama", "pythonic",
+    "kimi_k2", "harmony", "minimax_m1", "minimax_m2", "phi_4", "granite_3", "nemotron_2", "seed_oss", "lfm2",
+    "llama", "pythonic",
 ]  # fmt: skip
 """A form by name, or `auto`."""
 

@@ -24,7 +24,7 @@ _V31 = SectionGrammar(
 )
 
 
-def _tags(block: str) -> TagGrammar:
+def _dsml_tags(block: str) -> TagGrammar:
     return TagGrammar(
         opening=f"<｜DSML｜{block}>",
         closing=f"</｜DSML｜{block}>",
@@ -37,13 +37,13 @@ def _tags(block: str) -> TagGrammar:
     )
 
 
-_V32, _V4 = _tags("function_calls"), _tags("tool_calls")
+_V32, _V4 = _dsml_tags("function_calls"), _dsml_tags("tool_calls")
 
 
-def _read_tags(text: str, tools: Schemas) -> ParsedCalls:
+def _read_dsml(text: str, tools: Schemas) -> ParsedCalls:
     return (_V32 if _V32.opening in text else _V4).read(text, tools)
 
 
 DEEPSEEK_V3 = ToolFormat(name="deepseek_v3", openings=(_OPENING,), read=_V3.read)
 DEEPSEEK_V31 = ToolFormat(name="deepseek_v31", openings=(_OPENING,), read=_V31.read)
-DEEPSEEK_V32 = ToolFormat(name="deepseek_v32", openings=(_V32.opening, _V4.opening), read=_read_tags)
+DEEPSEEK_V32 = ToolFormat(name="deepseek_v32", openings=(_V32.opening, _V4.opening), read=_read_dsml)

@@ -17,7 +17,7 @@ _HEADER = re.compile(
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 
 
-def _parts(text: str) -> list[tuple[str, str | None, str, str]] | None:
+def _channel_parts(text: str) -> list[tuple[str, str | None, str, str]] | None:
     """Return channel, recipient, body and whole text of each message; None if the text is not in this form."""
     parts: list[tuple[str, str | None, str, str]] = []
     for piece in text.split(_START):
@@ -33,9 +33,9 @@ def _parts(text: str) -> list[tuple[str, str | None, str, str]] | None:
     return parts
 
 
-def _split(text: str) -> ThinkingSplit:
-    """Take the analysis off the front; the rest stays in its form, for `_read`."""
-    parts = _parts(text) if _CHANNEL in text else None
+def _without_analysis(text: str) -> ThinkingSplit:
+    """Take the analysis off the front; the rest stays in its form, for `_read_channels`."""
+    parts = _channel_parts(text) if _CHANNEL in text else None
     if parts is None:
         return ThinkingSplit(None, text, False)
     reasoning = "\n".join(body for channel, to, body, _ in parts if channel == "analysis" and to is None)
@@ -45,8 +45,8 @@ def _split(text: str) -> ThinkingSplit:
     return ThinkingSplit(reasoning or None, _START.join(rest), False)
 
 
-def _read(text: str, tools: Schemas) -> ParsedCalls:
-    parts = _parts(text) if _CHANNEL in text else None
+def _read_channels(text: str, tools: Schemas) -> ParsedCalls:
+    parts = _channel_parts(text) if _CHANNEL in text else None
     if parts is None:
         return ParsedCalls(text, [], _CHANNEL in text)
     kept: list[str] = []
@@ -65,4 +65,4 @@ def _read(text: str, tools: Schemas) -> ParsedCalls:
     return ParsedCalls("\n".join(kept), calls, malformed)
 
 
-HARMONY = ToolFormat(name="harmony", openings=(_CHANNEL,), read=_read, split=_split)
+HARMONY = ToolFormat(name="harmony", openings=(_CHANNEL,), read=_read_channels, split=_without_analysis)

@@ -15,8 +15,8 @@ _SECTION = SectionGrammar(
 )
 
 
-def _call_id(name: str, number: int) -> str:
+def _kimi_id(name: str, number: int) -> str:
     return f"functions.{name}:{number}"
 
 
-KIMI_K2 = ToolFormat(name="kimi_k2", openings=(_SECTION.opening,), read=_SECTION.read, call_id=_call_id)
+KIMI_K2 = ToolFormat(name="kimi_k2", openings=(_SECTION.opening,), read=_SECTION.read, call_id=_kimi_id)

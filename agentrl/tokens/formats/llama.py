@@ -7,7 +7,7 @@ from agentrl.tokens.parse import ParsedCalls, RawCall, Schemas, ToolFormat, call
 _TAG = "<|python_tag|>"
 
 
-def _read(text: str, tools: Schemas) -> ParsedCalls:
+def _read_objects(text: str, tools: Schemas) -> ParsedCalls:
     body = text.strip().removeprefix(_TAG).strip()
     if not body.startswith("{"):
         return ParsedCalls(text, [], _TAG in text)
@@ -23,4 +23,4 @@ def _read(text: str, tools: Schemas) -> ParsedCalls:
     return ParsedCalls("", calls, False)
 
 
-LLAMA = ToolFormat(name="llama", openings=(_TAG,), starts=("{", _TAG), read=_read)
+LLAMA = ToolFormat(name="llama", openings=(_TAG,), starts=("{", _TAG), read=_read_objects)

@@ -27,20 +27,30 @@ def parse_call_list(text: str) -> list[RawCall] | None:
             tree = ast.parse(text.strip(), mode="eval").body
         if not isinstance(tree, ast.List) or not tree.elts:
             return None
-        calls = [_call(node) for node in tree.elts]
+        calls = [_call_of_node(node) for node in tree.elts]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     good = [call for call in calls if call is not None]
     return good if len(good) == len(calls) else None
 
 
-def _call(node: ast.expr) -> RawCall | None:
+def parse_literal(text: str) -> object:
+    """Return the list or dict that a text is in Python's notation; None if it is neither."""
+    if len(text) > _MAX_CHARS or not text.startswith(("[", "{")):
+        return None
+    try:
+        return _value_of_node(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _call_of_node(node: ast.expr) -> RawCall | None:
     if not isinstance(node, ast.Call) or node.args or any(each.arg is None for each in node.keywords):
         return None
-    return make_call(ast.unparse(node.func), {str(each.arg): _value(each.value) for each in node.keywords})
+    return make_call(ast.unparse(node.func), {str(each.arg): _value_of_node(each.value) for each in node.keywords})
 
 
-def _value(node: ast.expr) -> object:
+def _value_of_node(node: ast.expr) -> object:
     """Return the value of a literal; `ValueError` for anything else."""
     match node:
         case ast.Constant(value=str() | bool() | int() | float() | None):
@@ -48,16 +58,20 @@ def _value(node: ast.expr) -> object:
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -number
         case ast.List() | ast.Tuple():
-            return [_value(each) for each in node.elts]
+            return [_value_of_node(each) for each in node.elts]
         case ast.Dict():
-            return {str(_value(key)): _value(item) for key, item in zip(node.keys, node.values, strict=True) if key}
+            return {
+                str(_value_of_node(key)): _value_of_node(item)
+                for key, item in zip(node.keys, node.values, strict=True)
+                if key
+            }
         case ast.Name() if node.id in _WORDS:
             return _WORDS[node.id]
         case _:
             raise ValueError(ast.dump(node))
 
 
-def _read(text: str, tools: Schemas) -> ParsedCalls:
+def _read_call_list(text: str, tools: Schemas) -> ParsedCalls:
     body = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").removeprefix("<|python_tag|>")
     if not body.lstrip().startswith("["):
         return ParsedCalls(text, [], False)
@@ -80,7 +94,7 @@ PYTHONIC = ToolFormat(
     name="pythonic",
     openings=("<|python_start|>", "<|python_tag|>"),
     starts=("[", "<|python_start|>", "<|python_tag|>"),
-    read=_read,
+    read=_read_call_list,
 )
 LFM2 = ToolFormat(
     name="lfm2",

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from agentrl.tokens.formats.pythonic import parse_literal
 from agentrl.tokens.parse import (
     ParsedCalls,
     RawCall,
@@ -121,7 +122,10 @@ def typed_value(text: str, schema: object) -> object:
         return text
     bare = text.strip()
     found = (_WORDS[bare], len(bare)) if bare in _WORDS else json_at(bare, 0)
-    if found is None or found[1] != len(bare) or isinstance(found[0], str):
+    if found is None or found[1] != len(bare):
+        written = parse_literal(bare) if kinds & {"array", "object"} else None  # by templates that use Python's notation
+        found = None if written is None else (written, len(bare))
+    if found is None or isinstance(found[0], str):
         return text
     value = found[0]
     return text if "string" in kinds and not _kinds_of_value(value) & kinds else value

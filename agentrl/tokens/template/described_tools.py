@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from agentrl.errors import TokenError
 from agentrl.tokens.parse import ToolWriter
@@ -23,16 +23,9 @@ _MARK = "6180339887498948482045868343"
 class DescribingTemplate(ChatTemplate):
     """The template of a model that was not trained with tools of its own."""
 
-    def __init__(
-        self,
-        sources: Mapping[str, str],
-        *,
-        special_tokens: Mapping[str, str],
-        options: Mapping[str, bool | int | str],
-        writer: ToolWriter,
-    ) -> None:
-        """Compile the template; `writer` says how tools, calls and results are written."""
-        super().__init__(sources, special_tokens=special_tokens, options=options)
+    def __init__(self, writer: ToolWriter, make: Mapping[str, Any]) -> None:
+        """Compile the template of `make`, arguments of `ChatTemplate`; `writer` writes tools, calls and results."""
+        super().__init__(**make)
         self._writer = writer
         self.source = "\n".join([self.source, writer.description, *writer.call, *writer.result])
         self._has_system = self._shows_system()

@@ -58,7 +58,7 @@ class ModelCalls:
                     f"sampling.tool_format: {tool_format}: the chat template of {where} shows no tools to the model, and "
                     f"this form cannot describe them; of the forms, {', '.join(_WRITTEN)} can"
                 )
-            self._take(DescribingTemplate(**make, writer=asked.writer))
+            self._take(DescribingTemplate(asked.writer, make))
         if self.prober.renders_tools:
             self._find(list(TOOL_FORMATS.values()) if asked is None else [asked])
         if asked is not None and self.form is None:

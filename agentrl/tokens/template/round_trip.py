@@ -111,7 +111,7 @@ class RoundTrip:
         said = ""
         for no_text in (None, ""):
             try:
-                message = _message_of(None, ({"text": "x"},), CallStyle(text_arguments, no_text))
+                message = _call_message(None, ({"text": "x"},), CallStyle(text_arguments, no_text))
                 return repr(self._written(message)[-200:])
             except TokenError as error:
                 said = f"nothing ({error})"
@@ -127,14 +127,23 @@ class RoundTrip:
 
     def _comes_back(self, form: ToolFormat, calls: _Calls, style: CallStyle, **more: str) -> bool:
         try:
-            text = self._written({**_message_of(form, calls, style), **more})
+            text = self._written({**_call_message(form, calls, style), **more})
         except TokenError:
             return False
         parsed = parse_text(text, form=form, tools=_TOOLS, thinking_open=self._thinking_open, salt="")
-        found = [(call.name, _canonical(json.loads(call.arguments))) for call in parsed.tool_calls]
-        if found != [("try_out", _canonical(arguments)) for arguments in calls]:
+        found = [(call.name, _sorted_json(json.loads(call.arguments))) for call in parsed.tool_calls]
+        if found != [("try_out", _sorted_json(arguments)) for arguments in calls]:
             return False
         return bool(more) or (not parsed.content.strip() and not parsed.malformed)
+
+    def _after_prompt(self, whole: str) -> str:
+        """Return the end of a rendering that does not begin with the generation prompt, from where the two differ."""
+        both = zip(self._prompt, whole, strict=False)
+        at = next((at for at, (a, b) in enumerate(both) if a != b), min(len(self._prompt), len(whole)))
+        at = min(at, whole.rfind("<", 0, at)) if whole.rfind("<", 0, at) > whole.rfind(">", 0, at) else at
+        text = whole[at:]
+        closed = self._prompt.rstrip().endswith(THINK_CLOSE)
+        return text.partition(THINK_CLOSE)[2] if closed and THINK_CLOSE in text else text
 
     def _written(self, message: PlainMessage) -> str:
         """Return what the template writes for a message after its generation prompt, without the end of the turn."""
@@ -142,14 +151,10 @@ class RoundTrip:
             text, nonce = answer_text(self._template, message, _TOOLS, self._ends)
         except TokenError:
             whole, nonce = self._template.render([QUESTION, message], _TOOLS, generation_prompt=False)
-            text = _cut(whole[_num_common(self._prompt, whole) :], self._ends)
+            text = _cut(self._after_prompt(whole), self._ends)
         for end in self._ends:
             text = text.removesuffix(end)
         return restored(text, nonce) if nonce else text
-
-
-def _num_common(one: str, other: str) -> int:
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _cut(text: str, ends: Sequence[str]) -> str:
@@ -157,7 +162,7 @@ def _cut(text: str, ends: Sequence[str]) -> str:
     return text[: max(found)] if found else text
 
 
-def _message_of(form: ToolFormat | None, calls: _Calls, style: CallStyle) -> PlainMessage:
+def _call_message(form: ToolFormat | None, calls: _Calls, style: CallStyle) -> PlainMessage:
     make_id = form.call_id if form is not None else None
     written: list[dict[str, object]] = []
     for at, arguments in enumerate(calls):
@@ -167,5 +172,5 @@ def _message_of(form: ToolFormat | None, calls: _Calls, style: CallStyle) -> Pla
     return {"role": "assistant", "content": style.no_text, "tool_calls": written}
 
 
-def _canonical(value: object) -> str:
+def _sorted_json(value: object) -> str:
     return json.dumps(value, sort_keys=True)

@@ -32,11 +32,14 @@ _DSML = (
     f'<｜DSML｜invoke name="{{{{ c.function.name }}}}">{_ITEMS}<｜DSML｜parameter name="{{{{ k }}}}" '
     f"string=\"{{{{ 'true' if v is string else 'false' }}}}\">{_VALUE}</｜DSML｜parameter>{{% endfor %}}</｜DSML｜invoke>"
 )
-_LINES = f"<function={{{{ c.function.name }}}}>\n{_ITEMS}<parameter={{{{ k }}}}>\n{_VALUE}\n</parameter>\n{{% endfor %}}</function>"
+_LINES = (
+    f"<function={{{{ c.function.name }}}}>\n{_ITEMS}<parameter={{{{ k }}}}>\n{_VALUE}\n</parameter>\n"
+    "{% endfor %}</function>"
+)
 _SEED = f"<function={{{{ c.function.name }}}}>{_ITEMS}<parameter={{{{ k }}}}>{_VALUE}</parameter>{{% endfor %}}</function>"
 _PYTHON = (
-    f"[{_EACH}{{{{ c.function.name }}}}({_ITEMS}{{{{ k }}}}={{{{ v | tojson }}}}{{{{ ', ' if not loop.last }}}}{{% endfor %}})"
-    "{{ ', ' if not loop.last }}{% endfor %}]"
+    f"[{_EACH}{{{{ c.function.name }}}}({_ITEMS}{{{{ k }}}}={{{{ v | tojson }}}}"
+    "{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]"
 )
 CALLS = {
     "hermes": f"{_EACH}<tool_call>{_JSON}</tool_call>{{% endfor %}}",

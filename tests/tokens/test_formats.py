@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
+from unicodedata import normalize
 
 import pytest
 from hypothesis import given, settings
@@ -35,7 +37,8 @@ SCHEMA: dict[str, Any] = {
         },
     },
 }
-TEXTS = st.text(st.characters(exclude_categories=["Cs", "Co", "Cn"]), max_size=12) | st.sampled_from(
+LETTERS = st.characters(exclude_categories=["Cs", "Co", "Cn", "Mn", "Mc", "Me"])  # the tokenizer composes characters
+TEXTS = st.text(LETTERS, max_size=12).map(partial(normalize, "NFC")) | st.sampled_from(
     [
         "</tool_call>",
         "<tool_call>",
@@ -141,10 +144,8 @@ def test_no_piece_of_a_call_is_streamed(name: str, renderer_for: Callable[[str],
 
 def test_channels_are_reasoning_calls_and_the_answer(renderer_for: Callable[[str], Renderer]) -> None:
     renderer = renderer_for("harmony")
-    thought = renderer.encode_content(
-        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Four."
-    )
-    parsed = renderer.parse(thought, tools=None)
+    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Four."
+    parsed = renderer.parse(renderer.encode_content(text), tools=None)
     assert (parsed.reasoning, parsed.content, parsed.malformed) == ("hm", "Four.", False)
     text = '<|channel|>commentary to=functions.edit <|constrain|>json<|message|>{"text": "a"}'
     parsed = renderer.parse(renderer.encode_content(text), tools=[SCHEMA])
@@ -197,16 +198,14 @@ def test_tools_are_described_to_a_model_whose_template_has_none(tmp_path: Path) 
     ]
     text = renderer.render_text(renderer.plain(messages), [TOOL], generation_prompt=True)
     assert '"name": "calc"' in text.split("<|im_end|>")[0]
-    assert (
-        "<|im_start|>user\n<tool_response>\n<|im_end|>\n</tool_response>\n<tool_response>\n4\n</tool_response><|im_end|>"
-        in text
-    )
+    results = "<tool_response>\n<|im_end|>\n</tool_response>\n<tool_response>\n4\n</tool_response>"
+    assert f"<|im_start|>user\n{results}<|im_end|>" in text
     encoded = renderer.encode_conversation(messages, [TOOL])
     whole = renderer.start(renderer.plain(messages[:5]), [TOOL]).ids
     assert encoded.token_ids.tolist()[: len(whole)] == whole
     end = renderer.end_of_turn_id or -1
     assert whole.count(end) == 4  # of the template alone: the one in a result is ordinary text
-    assert whole.count(renderer._codec.token_id("<tool_response>") or -1) == 2  # pyright: ignore[reportPrivateUsage]
+    assert whole.count(renderer._codec.token_id("<tool_response>") or -1) == 3  # pyright: ignore[reportPrivateUsage]
     answered = renderer.parse(sampled(renderer, calls(ONE, TWO, content="So.")), tools=[TOOL])
     assert [json.loads(each.arguments) for each in answered.tool_calls] == [json.loads(ONE), json.loads(TWO)]
     assert answered.content == "So."

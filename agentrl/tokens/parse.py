@@ -121,6 +121,9 @@ class ToolFormat:
     read: CallReader
     starts: tuple[str, ...] = ()
     """Texts at the start of an answer that may make all of it a call."""
+    told: str = ""
+    """Text of the prompt without which the form is not tried, where a template asks for calls in a form that it does
+    not write itself."""
     split: Callable[[str], ThinkingSplit] | None = None
     """Splits an output at its reasoning, for formats that do not write `<think>`."""
     call_id: Callable[[str, int], str] | None = None
@@ -304,14 +307,7 @@ def make_call(name: object, arguments: object, call_id: str | None = None) -> Ra
     try:
         name.encode()
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError):  # an infinite number, or half a character in the name
-        return None
-    return RawCall(name, text if text.isascii() or _is_unicode(text) else json.dumps(arguments), call_id)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
         text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    except (ValueError, RecursionError):  # an infinite number, or half a character, which no template can render
+        return None
+    return RawCall(name, text, call_id)

@@ -74,6 +74,8 @@ CALLS = {
     "phi_4": f"<|tool_call|>{_LIST}<|/tool_call|>",
     "granite_3": f"<|tool_call|>{_LIST}",
     "nemotron_2": f"<TOOLCALL>{_LIST}</TOOLCALL>",
+    "tool_calls": f"<tool_calls>{_LIST}</tool_calls>",
+    "functools": f"{_EACH}{_JSON}{{{{ ',' if not loop.last }}}}{{% endfor %}}",
     "lfm2": f"<|tool_call_start|>{_PYTHON}<|tool_call_end|>",
     "llama": f'{_EACH}{_JSON.replace("arguments", "parameters", 1)}{{{{ "; " if not loop.last }}}}{{% endfor %}}',
     "pythonic": _PYTHON,
@@ -97,7 +99,16 @@ WITHOUT_TOOLS = """\
 
 def source_of(name: str) -> str:
     """Return the template of a format."""
-    return CHANNELS if name == "harmony" else _SKELETON.replace("CALLS", CALLS[name])
+    if name == "harmony":
+        return CHANNELS
+    source = _SKELETON.replace("CALLS", CALLS[name])
+    return source.replace("Tools:", "Call them as functools[...]:") if name == "functools" else source
+
+
+def without_quotes(quote: str = "") -> str:
+    """Return a template that writes calls in Python's notation, with `quote` around values, whatever is in them."""
+    value = f"{{{{ k }}}}={quote}{{{{ v }}}}{quote}"
+    return _SKELETON.replace("CALLS", _PYTHON.replace("{{ k }}={{ v | tojson }}", value))
 
 
 def write_model(folder: Path, source: str) -> Path:

@@ -19,7 +19,7 @@ from agentrl.tokens.formats import TOOL_FORMATS, ToolFormatName
 from agentrl.tokens.formats.tagged import typed_value
 from agentrl.tokens.renderer import Renderer
 from tests.tokens.dialogues import ONE, TOOL, TWO, assistant, call, calls, result, system, user
-from tests.tokens.stand_ins import WITHOUT_TOOLS, source_of, write_model
+from tests.tokens.stand_ins import WITHOUT_TOOLS, source_of, without_quotes, write_model
 
 SCHEMA: dict[str, Any] = {
     "type": "function",
@@ -37,6 +37,8 @@ SCHEMA: dict[str, Any] = {
         },
     },
 }
+WHOLE = ("harmony", "functools", "llama", "pythonic")
+"""Formats in which a call is the whole message."""
 LETTERS = st.characters(exclude_categories=["Cs", "Co", "Cn", "Mn", "Mc", "Me"])  # the tokenizer composes characters
 TEXTS = st.text(LETTERS, max_size=12).map(partial(normalize, "NFC")) | st.sampled_from(
     [
@@ -122,7 +124,7 @@ def test_calls_survive_rendering_sampling_and_reading(
     assert sampled(renderer, parsed.to_message()) == ids
 
 
-@pytest.mark.parametrize("name", [name for name in TOOL_FORMATS if name not in ("harmony", "llama", "pythonic")])
+@pytest.mark.parametrize("name", [name for name in TOOL_FORMATS if name not in WHOLE])
 def test_two_calls_and_the_text_before_them_come_back(name: str, renderer_for: Callable[[str], Renderer]) -> None:
     renderer = renderer_for(name)
     both = {"text": "a"}, {"text": "</tool_call>", "count": 3}
@@ -136,7 +138,7 @@ def test_two_calls_and_the_text_before_them_come_back(name: str, renderer_for: C
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_no_piece_of_a_call_is_streamed(name: str, renderer_for: Callable[[str], Renderer]) -> None:
     renderer = renderer_for(name)
-    ids = sampled(renderer, asked({"text": "a"}, content="" if name in ("harmony", "llama", "pythonic") else "So: "))
+    ids = sampled(renderer, asked({"text": "a"}, content="" if name in WHOLE else "So: "))
     splitter = DeltaSplitter(renderer.tool_format, tools=True, stops=(), thinking_open=False)
     streamed = "".join(splitter.push(letter).content for letter in renderer.output_text(ids))
     assert streamed in ("", "So:")
@@ -152,6 +154,39 @@ def test_channels_are_reasoning_calls_and_the_answer(renderer_for: Callable[[str
     assert [(each.name, each.arguments) for each in parsed.tool_calls] == [("edit", '{"text": "a"}')]
 
 
+MARKUP = (
+    "<tool_call>", "</tool_call>", "<function=edit>", "</function>", "<parameter=text>", "</parameter>", "<arg_key>",
+    "text", "</arg_key>", "<arg_value>", "</arg_value>", "edit", "[TOOL_CALLS]", "[ARGS]", "[", "]", "{", "}", ", ", "; ",
+    '{"name": "edit", "arguments": {"text": "a"}}', '{"name": "", "parameters": {}}', '{"text": "\\ud800"}', "{}", "\n",
+    "edit(text='a')", "edit(b='\\ud800')", "a.b(c={1: 2})", "<think>", "</think>", "<|channel|>", "commentary", " to=",
+    "functions.edit", "analysis", "final", "<|message|>", "<|start|>assistant", "functools", "<tool_calls>",
+    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<|tool_call|>",
+    "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.edit:0", "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>", '<invoke name="edit">', "</invoke>", '<parameter name="text">', "<minimax:tool_call>",
+)  # fmt: skip
+LIST = '[{"name": "edit", "arguments": {"text": "a"}}, {"name": "edit", "arguments": {}}]'
+READABLE = (
+    '<tool_call>{"name": "edit", "arguments": {"text": "\\ud800"}}</tool_call>', f"[TOOL_CALLS] {LIST}",
+    "<tool_call><function=edit><parameter=text>\na\n</parameter></function></tool_call>", f"<tool_calls>{LIST}</tool_calls>",
+    "<tool_call>edit<arg_key>text</arg_key><arg_value>a</arg_value></tool_call>", "[edit(text='a'), edit()]",
+    '{"name": "edit", "parameters": {"text": "a"}}; {"name": "edit", "arguments": {}}', "<think>hm</think>", "Let me see.",
+)  # fmt: skip
+"""Texts that are calls in some formats, twice or with others around them beyond what some templates render."""
+
+
+@pytest.mark.parametrize("name", [*TOOL_FORMATS, "qwen25", "qwen3", "llama31", "llama32"])
+@settings(max_examples=40, deadline=None)
+@given(pieces=st.lists(st.sampled_from(READABLE) | st.sampled_from(MARKUP), max_size=8))
+def test_whatever_is_read_can_be_rendered_again(
+    name: str, renderer_for: Callable[[str], Renderer], renderer_of: Callable[..., Renderer], pieces: list[str]
+) -> None:
+    renderer = renderer_for(name) if name in TOOL_FORMATS else renderer_of(name)
+    parsed = renderer.parse(renderer.encode_content("".join(pieces)), tools=[SCHEMA])
+    messages = [user("x"), parsed.to_message()]
+    messages += [{**result(at, "3"), "tool_call_id": each.id} for at, each in enumerate(parsed.tool_calls)] or [user("y")]
+    assert renderer.start(renderer.plain(messages), [SCHEMA]).ids
+
+
 def test_calls_that_the_template_cannot_render_are_text(renderer_of: Callable[..., Renderer]) -> None:
     renderer = renderer_of("llama31")
     one = '{"name": "calc", "parameters": {"a": 1}}'
@@ -160,6 +195,24 @@ def test_calls_that_the_template_cannot_render_are_text(renderer_of: Callable[..
     assert (parsed.content, parsed.tool_calls, parsed.malformed) == (f"{one}; {one}", (), True)
     again = renderer.plain([user("x"), parsed.to_message(), user("y")])
     assert renderer.start(again, [TOOL]).ids
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_template_that_writes_some_values_wrongly_is_read_by_plain_calls(quote: str, tmp_path: Path) -> None:
+    renderer = Renderer.load(write_model(tmp_path, without_quotes(quote)))
+    assert renderer.tool_format is TOOL_FORMATS["pythonic"]
+    parsed = renderer.parse(renderer.encode_content("[edit(text='say \"hi\"', count=3)]"), tools=[SCHEMA])
+    assert [json.loads(each.arguments) for each in parsed.tool_calls] == [{"text": 'say "hi"', "count": 3}]
+    assert renderer.start(renderer.plain([user("x"), parsed.to_message(), user("y")]), [SCHEMA]).ids
+
+
+def test_calls_are_read_as_the_prompt_asks_for_them(renderer_for: Callable[[str], Renderer]) -> None:
+    renderer = renderer_for("functools")
+    text = 'functools[{"name": "edit", "arguments": {"text": "a"}}, {"name": "edit", "arguments": {}}]'
+    parsed = renderer.parse(renderer.encode_content(text), tools=[SCHEMA])
+    assert [json.loads(each.arguments) for each in parsed.tool_calls] == [{"text": "a"}, {}]
+    assert (parsed.content, parsed.malformed) == ("", False)
+    assert renderer.parse(renderer.encode_content('functools[{"name": 1}]'), tools=[SCHEMA]).malformed
 
 
 def test_a_format_that_the_template_does_not_write_is_refused_at_load(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Finds the form of a template's tool calls: made-up calls are rendered by the template, read, and compared.
 
-Invariant: a form that is found returns the calls of every made-up message, with equal names and arguments, and its limits
-leave out what the template refuses or drops.
+Invariant: a form that is found returns made-up calls with equal names and arguments, and its limits leave out what the
+template refuses or drops.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from agentrl.tokens.template.rendering import GuardedTemplate, PlainMessage, Ren
 
 _TEXT = "Let me see."
 _THOUGHT = "a tool helps"
+_MARK = "2236067977499789696409173668"
+_MARKED: PlainMessage = {"role": "user", "content": _MARK}
 _ARGUMENTS: dict[str, object] = {
     "text": '\tHe said "hi"\\n & \'no\':\n\n{"name": 1} [ü, 中, 🙂] <b></tool_call></parameter> \\',
     "word": "",
@@ -47,9 +49,23 @@ _TOOLS: ToolSchemas = [
     }
 ]
 _Calls = Sequence[dict[str, object]]
-_FULL: _Calls = ({**_ARGUMENTS},)
 _EMPTY: _Calls = ({},)
-_TWO: _Calls = ({**_ARGUMENTS}, {"text": "b"})
+
+
+class _Made(NamedTuple):
+    """Made-up messages with one call, and one with two."""
+
+    one: Sequence[_Calls]
+    two: _Calls
+
+
+_HARD = _Made([({**_ARGUMENTS},), _EMPTY], ({**_ARGUMENTS}, {"text": "b"}))
+_PLAIN = [
+    _Made([({"text": "two words", "count": 3},), _EMPTY], ({"text": "two words"}, {"text": "b"})),
+    _Made([({"text": "two words"},), _EMPTY], ({"text": "two words"}, {"text": "b"})),
+    _Made([({"count": 3},), _EMPTY], ({"count": 3}, {"count": 4})),
+]
+"""For templates that write some values wrongly, such as texts without quotes: what comes back from them still."""
 
 
 class FoundFormat(NamedTuple):
@@ -68,8 +84,13 @@ def answer_text(
     Raises:
         TokenError: the template refuses the message, or does not write it after its own generation prompt.
     """
-    prompt = template.render([QUESTION], tools or None, generation_prompt=True).text
-    whole, nonce = template.render([QUESTION, message], tools or None, generation_prompt=False)
+    asked, (whole, nonce) = _asked_and_answered(template, QUESTION, message, tools)
+    prompt = asked.text
+    if not whole.startswith(prompt):  # a template that writes the tools, or the system message, at the last question
+        asked, (told, told_nonce) = _asked_and_answered(template, _MARKED, message, tools)
+        opening, after = asked.text.rpartition(_MARK)[2], told.partition(_MARK)[2]
+        if opening and after.startswith(opening):
+            return Rendered(_cut(after[len(opening) :], ends), told_nonce)
     opened, _, _ = prompt.rpartition(THINK_OPEN)
     if whole.startswith(prompt):
         text = whole[len(prompt) :]
@@ -85,6 +106,15 @@ def answer_text(
     return Rendered(_cut(text, ends), nonce)
 
 
+def _asked_and_answered(
+    template: GuardedTemplate, question: PlainMessage, answer: PlainMessage, tools: ToolSchemas | None
+) -> tuple[Rendered, Rendered]:
+    return (
+        template.render([question], tools or None, generation_prompt=True),
+        template.render([question, answer], tools or None, generation_prompt=False),
+    )
+
+
 class RoundTrip:
     """Tries forms on one template."""
 
@@ -97,13 +127,17 @@ class RoundTrip:
     def find(self, forms: Iterable[ToolFormat], text_arguments: bool) -> FoundFormat | None:
         """Return the first form in which the calls come back; None if there is none.
 
+        Where no form reads every value, as from templates that write texts without quotes, plain ones must come back.
+
         `text_arguments` says how the template is known to take arguments; if that fails, the other way is tried.
         """
         styles = [CallStyle(as_text, no_text) for as_text in (text_arguments, not text_arguments) for no_text in (None, "")]
-        for style in styles:
-            for form in forms:
-                if all(self._comes_back(form, calls, style) for calls in (_FULL, _EMPTY)):
-                    return FoundFormat(form, self._limits(form, style), style)
+        tried = [form for form in forms if form.told in self._prompt]
+        for made in (_HARD, *_PLAIN):
+            for style in styles:
+                for form in tried:
+                    if all(self._comes_back(form, calls, style) for calls in made.one):
+                        return FoundFormat(form, self._limits(form, style, made), style)
         return None
 
     def sample(self, text_arguments: bool) -> str:
@@ -117,12 +151,12 @@ class RoundTrip:
                 said = f"nothing ({error})"
         return said
 
-    def _limits(self, form: ToolFormat, style: CallStyle) -> CallLimits:
+    def _limits(self, form: ToolFormat, style: CallStyle, made: _Made) -> CallLimits:
         text, thought = {"content": _TEXT}, {"reasoning_content": _THOUGHT, "thinking": _THOUGHT}
         return CallLimits(
-            max_calls=None if self._comes_back(form, _TWO, style) else 1,
-            with_text=self._comes_back(form, _FULL, style, **text),
-            with_reasoning_and_text=self._comes_back(form, _FULL, style, **text, **thought),
+            max_calls=None if self._comes_back(form, made.two, style) else 1,
+            with_text=self._comes_back(form, made.one[0], style, **text),
+            with_reasoning_and_text=self._comes_back(form, made.one[0], style, **text, **thought),
         )
 
     def _comes_back(self, form: ToolFormat, calls: _Calls, style: CallStyle, **more: str) -> bool:

@@ -139,7 +139,10 @@ def load_renderer(run: RunConfig, model: str | Path) -> Renderer:
         ConfigError: a tokenizer file is missing, or the limit exceeds the positions of the model.
     """
     limit = run.inference.context_limit
-    renderer = Renderer.load(model, template_options=run.sampling.template_options, max_context=limit)
+    sampling = run.sampling
+    renderer = Renderer.load(
+        model, template_options=sampling.template_options, max_context=limit, tool_format=sampling.tool_format
+    )
     asked, positions = run.inference.max_context_tokens, renderer.model_positions
     if asked is not None and positions is not None and asked > positions:
         raise ConfigError(

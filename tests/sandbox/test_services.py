@@ -1,20 +1,16 @@
-"""Containers of services: docker, podman, Kubernetes and E2B, against stand-ins whose environments are real ones."""
+"""Containers of docker and podman: real engines, whose images have files of other users."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
+import os
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from contextlib import asynccontextmanager
 
 import anyio
 import pytest
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox import Ending, Limits
+from agentrl.sandbox import Limits
 from agentrl.sandbox.containers import Containers
 from agentrl.sandbox.containers.config import open_chosen_containers, read_containers_config
 from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
@@ -22,16 +18,10 @@ from agentrl.sandbox.containers.services.docker_service import container_argumen
 from agentrl.sandbox.docker import Docker
 from agentrl.sandbox.types import Program
 from tests.support.echo import ASK, echo
-from tests.support.fake_e2b import serving_e2b
-from tests.support.fake_roots import make_image
-from tests.support.leftovers import processes_with
-from tests.support.sandboxes import usable_host
+from tests.support.engines import IMAGE, Engine
 
 pytestmark = [pytest.mark.processes, pytest.mark.anyio]
-FAKE = Path(__file__).parents[1] / "support" / "fake_roots.py"
 LIMITS = CONTAINER_LIMITS.model_copy(update={"wall_s": 120.0})
-SERVICES = ("docker", "podman", "kubernetes", "e2b")
-IMAGE = "debian:12"
 PATIENCE_S = 300
 
 
@@ -41,35 +31,22 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def opened(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **further: object) -> AsyncGenerator[Containers]:
-    """Containers of a stand-in, whose images and environments are in `folder`."""
-    usable_host()
-    make_image(folder, "small")
-    (folder / "running").mkdir()
-    async with AsyncExitStack() as stack:
-        given: dict[str, object] = {"backend": name, "image": "small"}
-        if name == "e2b":
-            monkeypatch.setenv("E2B_TEST_KEY", "e2b_key")
-            url, _ = await stack.enter_async_context(serving_e2b(folder, "e2b_key"))
-            given |= {"api_key_env": "E2B_TEST_KEY", "api_url": url, "envd_url": url + "/envd/{sandbox}"}
-        else:
-            kind = "kubectl" if name == "kubernetes" else "docker"
-            given["command"] = [sys.executable, str(FAKE), kind, str(folder)]
-        config = read_containers_config({**given, **further})
-        yield await stack.enter_async_context(open_chosen_containers(config, images={}, limits=LIMITS, max_open=4))
+async def opened(
+    engine: Engine, images: dict[str, str | None] | None = None, **further: object
+) -> AsyncGenerator[Containers]:
+    config = read_containers_config(engine.containers(**further))
+    async with open_chosen_containers(config, images=images or {}, limits=LIMITS, max_open=4) as containers:
+        yield containers
 
 
-@pytest.mark.parametrize("name", SERVICES)
-async def test_a_workbench_of_a_service_does_what_one_here_does(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with opened(name, tmp_path, monkeypatch) as containers:
-        assert containers.name == name
+async def test_a_workbench_of_an_engine_does_what_one_here_does(engine: Engine) -> None:
+    async with opened(engine) as containers:
+        assert containers.name == engine.name
         async with containers.workbench() as bench:
             await bench.add({"/app/notes.txt": b"hello", "/data/x": b"1"})
             async with bench.run(directory="/app", environment={"MODE": "work"}) as container:
                 assert (await container.shell("pwd; cat notes.txt; echo $MODE; id -u")).stdout == b"/app\nhellowork\n0\n"
-                await container.shell("rm notes.txt /data/of-image; echo 42 > answer.txt; ln -s /etc /app/link; mkdir deep")
+                await container.shell("rm notes.txt /usr/bin/jq; echo 42 > answer.txt; ln -s /etc /app/link; mkdir deep")
                 await container.shell("echo evil > /etc/evil; echo x > /root/.bashrc; echo seen > /root/seen")
                 await container.shell("setsid sleep 1000 >/dev/null 2>&1 &")
                 await container.upload({"/app/deep/er.txt": b"up"})
@@ -80,72 +57,115 @@ async def test_a_workbench_of_a_service_does_what_one_here_does(
             assert await bench.read("/app/answer.txt") == b"42\n"
             with pytest.raises(OSError, match="no such file"):
                 await bench.read("/app/link")
-            await bench.keep(["/app", "/data"], homes=["/root"])
-            assert await bench.changed() == ["/app", "/data", "/root"]
+            await bench.keep(["/app", "/data", "/usr"], homes=["/root"])
+            assert await bench.changed() == ["/app", "/data", "/root", "/usr"]
             snapshot = await bench.snapshot()
         async with containers.workbench() as bench:
             await bench.restore(snapshot)
             async with bench.run(directory="/app") as container:
-                said = (
-                    await container.shell("cat answer.txt deep/er.txt; ls -A /data /root; ls /app/notes.txt; ls /etc")
-                ).text
-        for word in ("42", "up", "seen", "No such file"):
+                look = "cat answer.txt deep/er.txt; ls -A /data /root; ls /app/notes.txt; ls /etc/evil /usr/bin/jq"
+                said = (await container.shell(look)).text
+        for word in ("42", "up", "seen", "cannot access '/etc/evil'", "cannot access '/usr/bin/jq'"):
             assert word in said
-        for word in ("of-image", ".bashrc", "evil"):
-            assert word not in said
-    assert list((tmp_path / "running").iterdir()) == []
+        assert ".bashrc" not in said
+    assert engine.left() == []
 
 
-@pytest.mark.parametrize("name", ["kubernetes", "e2b"])
-async def test_an_agent_that_ends_its_supervisor_has_changed_nothing(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with opened(name, tmp_path, monkeypatch) as containers, containers.workbench() as bench:
+@pytest.mark.external
+async def test_files_that_shut_their_owner_out_come_back_with_their_modes(engine: Engine) -> None:
+    async with opened(engine) as containers, containers.workbench() as bench:
         async with bench.run() as container:
-            await container.shell("echo 1 > /app/made")
-            result = await container.shell("kill -9 -1; sleep 1000")
-            assert (result.ended, result.state_lost) == (Ending.KILLED, True)
-        assert await bench.changed() == []
+            await container.shell(
+                "mkdir -p /app/a/b; cd /app; echo 1 > a/b/c; chmod 000 a/b/c a/b a; chmod 4755 /bin/sh; :> s"
+            )
+            await container.shell(
+                "chmod 6711 s; ln s hard; mkfifo pipe; truncate -s 1M sparse; echo 2 > .wh.; echo 3 > .wh.s"
+            )
+        async with bench.run() as container:
+            look = (
+                "cd /app; stat -c '%a %s %n' a s hard sparse; chmod 700 a; chmod 700 a/b; stat -c %a a/b/c; chmod 400 a/b/c"
+            )
+            said = (await container.shell(f"{look}; cat a/b/c; ls")).text
+        assert said.split() == [
+            *("0", "4096", "a", "6711", "0", "s", "6711", "0", "hard", "644", "1048576", "sparse", "0", "1"),
+            *("a", "hard", "s", "sparse"),
+        ]
 
 
-@pytest.mark.parametrize("name", ["docker", "kubernetes", "e2b"])
-async def test_an_image_that_a_service_lacks_is_a_fault_that_names_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with opened(name, tmp_path, monkeypatch) as containers, containers.workbench(image="nowhere") as bench:
-        with pytest.raises(EnvironmentFault):
+@pytest.mark.external
+async def test_a_full_layer_is_taken_over_in_little_memory(engine: Engine) -> None:
+    limits = LIMITS.model_copy(update={"memory_mb": 128, "work_mb": 96})
+    async with opened(engine) as containers, containers.workbench(limits=limits) as bench:
+        async with bench.run() as container:
+            await container.shell(
+                "mkdir /app; cd /app; for n in 1 2 3; do head -c 30000000 /dev/urandom > $n; done; cat 1 2 3 | md5sum > sum"
+            )
+        async with bench.run() as container:
+            assert (await container.shell("cat /app/1 /app/2 /app/3 | md5sum | diff - /app/sum")).is_success
+
+
+@pytest.mark.external
+async def test_a_run_that_deletes_or_closes_what_others_own_is_no_fault(engine: Engine) -> None:
+    hostile = (
+        "rm -rf --no-preserve-root /",
+        "chmod 000 / /var /app",
+        "rm -rf /var /app",
+        "mv /var /app/var",
+        "chmod -R 000 /var /app /etc",
+        "cd /app; touch .wh. .wh.. .wh... .wh..wh..opq '.wh.x'",
+        "rm -rf /app /tmp /run /root; echo > /tmp; echo > /app",
+    )
+    async with opened(engine) as containers:
+        for script in hostile:
+            async with containers.workbench() as bench:
+                await bench.add({"/app/x": b"1"})
+                async with bench.run() as container:
+                    await container.execute(["/bin/bash", "-c", script])
+                async with bench.run() as container:
+                    assert (await container.execute(["/bin/bash", "-c", "echo here"])).stdout in (b"here\n", b""), script
+    assert engine.left() == []
+
+
+async def test_an_image_that_an_engine_lacks_is_named(docker_engine: Engine) -> None:
+    with pytest.raises(ConfigError, match=r"No such image: nowhere.*pull it"):
+        async with opened(docker_engine, {"debian:12": "nowhere"}):
+            pass
+    async with opened(docker_engine) as containers, containers.workbench(image="nowhere") as bench:
+        with pytest.raises(EnvironmentFault, match="nowhere"):
             async with bench.run():
                 pass
 
 
-async def test_a_choice_that_lacks_something_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="needs one for tasks that name none"):
-        read_containers_config({"backend": "docker"})
-    with pytest.raises(ConfigError, match="api_key_env"):
-        read_containers_config({"backend": "e2b", "image": "base"})
-    with pytest.raises(ConfigError, match="pull it"):
-        async with opened("docker", tmp_path, monkeypatch, image="missing"):
+@pytest.mark.external
+async def test_a_runtime_that_the_machine_lacks_is_refused_at_the_start(engine: Engine) -> None:
+    with pytest.raises(ConfigError, match=f"{engine.name} runs no container of {IMAGE}"):
+        async with opened(engine, runtime="/nowhere/runtime"):
             pass
 
 
-async def test_a_sandbox_of_kubernetes_has_limits_and_ends_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pod = {"runtimeClassName": "gvisor"}
-    async with (
-        opened("kubernetes", tmp_path, monkeypatch, pod=pod) as containers,
-        containers.workbench() as bench,
-        bench.run(),
-    ):
-        pass
-    [asked] = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
-    spec = asked["spec"]["podTemplate"]["spec"]
-    assert (asked["apiVersion"], asked["kind"]) == ("agents.x-k8s.io/v1beta1", "Sandbox")
-    assert asked["spec"]["shutdownPolicy"] == "Delete"
-    assert asked["spec"]["shutdownTime"].endswith("Z")
-    assert spec["runtimeClassName"] == "gvisor"
-    assert spec["automountServiceAccountToken"] is False
-    assert spec["containers"][0]["resources"]["limits"] == {"memory": "1024Mi", "ephemeral-storage": "256Mi"}
+@pytest.mark.external
+async def test_containers_of_gvisor_do_what_others_do(docker_engine: Engine) -> None:
+    if not os.access("/usr/bin/runsc", os.X_OK):
+        pytest.skip("there is no /usr/bin/runsc")
+    async with opened(docker_engine, runtime="runsc") as containers, containers.workbench() as bench:
+        await bench.add({"/app/x": b"1"})
+        async with bench.run(directory="/app") as container:
+            assert "gVisor" in (await container.shell("dmesg")).text
+            await container.shell("echo 42 > answer; rm x; mkdir -m 000 closed")
+        assert await bench.read("/app/answer") == b"42\n"
+        async with bench.run(directory="/app") as container:
+            assert (await container.shell("ls")).text.split() == ["answer", "closed"]
+
+
+def test_a_choice_that_lacks_something_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs one for tasks that name none"):
+        read_containers_config({"backend": "docker"})
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "e2b"])
+def test_a_service_that_is_gone_is_refused_with_what_to_use(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is gone.*sandbox-host.*docker or podman"):
+        read_containers_config({"backend": name, "image": "base", "api_key_env": "KEY", "pod": {}, "api_url": "https://x"})
 
 
 def test_the_command_of_a_container_closes_every_wall() -> None:
@@ -155,36 +175,19 @@ def test_the_command_of_a_container_closes_every_wall() -> None:
     words = container_arguments(docker, program, limits, name="agentrl-1", folder="/tmp/x", environment={"MODE": "1"})
     assert " ".join(words) == (
         "podman run --rm --interactive --pull never --name agentrl-1 --network none --cap-drop ALL "
-        "--security-opt no-new-privileges --user 0:0 --workdir / --memory 256m --memory-swap 256m --pids-limit 32 "
-        "--ulimit nofile=64:64 --ulimit core=0:0 --shm-size 2m --hostname sandbox --log-driver none "
+        "--security-opt no-new-privileges --workdir / --stop-timeout 0 --memory 256m --memory-swap 256m --pids-limit 32 "
+        "--ulimit nofile=64:64 --ulimit nproc=16384:16384 --ulimit core=0:0 --shm-size 2m --hostname sandbox "
+        "--log-driver none --user 0:0 "
         "--mount type=bind,source=/tmp/x/agentrl,target=/run/agentrl,readonly "
         "--mount type=bind,source=/usr,target=/run/agentrl/host/usr,readonly --env MODE=1 --runtime runsc "
         '--entrypoint /bin/sh debian:12 -c echo ready >&2 && exec "$@" sh /run/agentrl/python x'
     )
 
 
-@pytest.mark.parametrize("name", ["docker", "podman"])
-async def test_the_real_command_runs_containers(name: str) -> None:
-    command = shutil.which(name)
-    inspect = [command or name, "image", "inspect", IMAGE]
-    if command is None or subprocess.run(inspect, capture_output=True, check=False).returncode != 0:  # noqa: ASYNC221
-        pytest.skip(f"no {name} that has the image {IMAGE}")
-    config = read_containers_config({"backend": name, "image": IMAGE})
-    async with (
-        open_chosen_containers(config, images={}, limits=LIMITS, max_open=1) as containers,
-        containers.workbench() as bench,
-    ):
-        async with bench.run() as container:
-            await container.shell("echo 42 > /answer")
-        assert await bench.read("/answer") == b"42\n"
-
-
-@pytest.mark.parametrize("name", ["docker", "kubernetes", "e2b"])
-async def test_programs_of_a_service_reach_the_port_and_no_other(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.external
+async def test_programs_reach_the_port_and_no_other(engine: Engine) -> None:
     with anyio.fail_after(PATIENCE_S):
-        async with echo() as served, opened(name, tmp_path, monkeypatch) as containers, containers.workbench() as bench:
+        async with echo() as served, opened(engine) as containers, containers.workbench() as bench:
             async with bench.run(port=(8123, served.port)) as container:
                 program = f"{ASK}\nassert ask(8123, b'x' * 3_000_000) == b'x' * 3_000_000"
                 long = await container.execute(["python3", "-c", program], timeout_s=100)
@@ -198,47 +201,32 @@ async def test_programs_of_a_service_reach_the_port_and_no_other(
             assert await bench.changed() == []
 
 
-@pytest.mark.parametrize("name", ["kubernetes", "e2b"])
-async def test_an_agent_that_ends_the_relay_loses_its_own_way_alone(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.external
+async def test_an_agent_that_ends_the_relay_loses_its_own_way_alone(engine: Engine) -> None:
     with anyio.fail_after(PATIENCE_S):
-        async with echo() as served, opened(name, tmp_path, monkeypatch) as containers, containers.workbench() as bench:
+        async with echo() as served, opened(engine) as containers, containers.workbench() as bench:
             async with bench.run(port=(8123, served.port)) as container:
                 await container.shell("exec 5<>/dev/tcp/127.0.0.1/8123; (while echo more >&5; do :; done) >/dev/null 2>&1 &")
                 await until(lambda: bool(served.connected))
                 killed = await container.shell("pkill -9 -f selectors; while pgrep -f selectors >/dev/null; do :; done")
                 assert killed.is_success, killed.text
-                assert not (await container.shell("echo on > /app/made; : <>/dev/tcp/127.0.0.1/8123")).is_success
+                assert not (await container.shell("mkdir /app; echo on > /app/made; : <>/dev/tcp/127.0.0.1/8123")).is_success
                 await until(lambda: not served.connected)
             assert await bench.changed() == ["/app"]
 
 
-async def test_a_supervisor_that_ends_between_two_calls_is_the_agents_doing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with anyio.fail_after(PATIENCE_S):
-        async with opened("e2b", tmp_path, monkeypatch) as containers, containers.workbench() as bench:
-            async with bench.run() as container:
-                await container.shell("(while [ -d /app ]; do :; done; kill -9 -1) >/dev/null 2>&1 & sleep 98762 &")
-                await until(lambda: bool(processes_with("sleep 98762")))
-                next((tmp_path / "running").glob("*/app")).rmdir()
-                await until(lambda: not processes_with("sleep 98762"))
-                result = await container.shell("true")
-                assert (result.ended, result.state_lost) == (Ending.KILLED, True)
-            assert await bench.changed() == []
-
-
-@pytest.mark.parametrize("name", ["kubernetes", "e2b"])
-async def test_an_error_of_the_caller_stays_what_it_is(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(name, tmp_path, monkeypatch) as containers, containers.workbench() as bench:
+@pytest.mark.external
+async def test_an_error_of_the_caller_stays_what_it_is(engine: Engine) -> None:
+    async with opened(engine) as containers, containers.workbench() as bench:
         with pytest.raises(FileNotFoundError, match="mine"):
             async with bench.run(port=(8123, 80)):
                 raise FileNotFoundError("mine")
+    assert engine.left() == []
 
 
-async def test_an_environment_without_a_free_port_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened("kubernetes", tmp_path, monkeypatch) as containers, containers.workbench() as bench:
+@pytest.mark.external
+async def test_an_environment_without_a_free_port_is_a_fault(docker_engine: Engine) -> None:
+    async with opened(docker_engine) as containers, containers.workbench() as bench:
         with pytest.raises(EnvironmentFault, match="the relay of port 99999 does not start"):
             async with bench.run(port=(99_999, 80)):
                 pass

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.fake_roots import make_image
 
 from agentrl.errors import ConfigError
 from agentrl.testing import play_async
 from agentrl.types import StopReason
 from agentrl_workflows.terminal import TerminalCommand
-from tests.support.fake_roots import make_image
 from tests.support.sandboxes import usable_host
 from tests.support.terminal import write_problem
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from capture import Capture, Reply, answer_host, reply_at_end, wait_for_end, write_some
+from capture import Capture, Reply, answer_host, open_end, reply_at_end, wait_for_end, write_some
 from streams import Streams
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Resident:
             os.close(inner_status)
         for descriptor in (self.control, self.status):
             os.set_blocking(descriptor, False)
-        self.dead = os.pidfd_open(self.process.pid)
+        self.dead = open_end(self.process.pid)
         self.limit = limit
 
     def call(self, request: bytes, timeout_s: float) -> Reply:
@@ -224,7 +224,7 @@ class Supervisor:
         assert process.stdout is not None
         assert process.stderr is not None
         capture = Capture((process.stdout.fileno(), process.stderr.fileno()), self.output)
-        process_end, stdin_end = os.pidfd_open(process.pid), os.dup(process.stdin.fileno())
+        process_end, stdin_end = open_end(process.pid), os.dup(process.stdin.fileno())
         process.stdin.close()
         try:
             ended = wait_for_end(process_end, stdin_end, base64.b64decode(stdin), capture, timeout_s)

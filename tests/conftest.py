@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.engines import Engine, running_docker, running_podman
 from tests.support.process_guard import TESTS, ProcessGuard, starts_processes
 from tests.support.tiny import tiny_checkpoint
 
@@ -47,27 +46,6 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Qwen3 checkpoint, made once per test session; do not write to it."""
     return tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "qwen3")
-
-
-@pytest.fixture(scope="session")
-def docker_engine() -> Generator[Engine]:
-    """A dockerd of this test session."""
-    with running_docker() as engine:
-        yield engine
-
-
-@pytest.fixture(scope="session")
-def podman_engine() -> Generator[Engine]:
-    """A podman of this test session."""
-    with running_podman() as engine:
-        yield engine
-
-
-@pytest.fixture(params=["docker", "podman"])
-def engine(request: pytest.FixtureRequest) -> Engine:
-    """Each engine in turn."""
-    found: Engine = request.getfixturevalue(f"{request.param}_engine")
-    return found
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

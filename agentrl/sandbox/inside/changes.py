@@ -81,7 +81,7 @@ class Changes:
             if stat.S_IFMT(old) != stat.S_IFMT(new) and self.is_kept_above(path, after):
                 yield from self.parents(path, after, written)
                 folder, name = os.path.split(path)
-                yield _header(tarfile.TarInfo(os.path.join(folder, _WHITEOUT + name)))
+                yield _bytes_of_header(tarfile.TarInfo(os.path.join(folder, _WHITEOUT + name)))
         for path in sorted(after):
             if budget < tarfile.BLOCKSIZE:
                 break
@@ -118,10 +118,10 @@ class Changes:
                 yield from _file(entry, place, known)
             elif stat.S_ISDIR(known.st_mode):
                 entry.type = tarfile.DIRTYPE
-                yield _header(entry)
+                yield _bytes_of_header(entry)
             elif stat.S_ISLNK(known.st_mode):
                 entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(place)
-                yield _header(entry)
+                yield _bytes_of_header(entry)
             written.add(path)
 
     def unpack(self, file: BinaryIO, *, strict: bool) -> None:
@@ -223,7 +223,7 @@ def _is_reserved(name: str) -> bool:
     return name.startswith(_WHITEOUT)
 
 
-def _header(entry: tarfile.TarInfo) -> bytes:
+def _bytes_of_header(entry: tarfile.TarInfo) -> bytes:
     return entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
@@ -233,7 +233,7 @@ def _file(entry: tarfile.TarInfo, place: str, known: os.stat_result) -> Iterator
         os.chmod(place, stat.S_IMODE(known.st_mode) | 0o400)
     descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
-        yield _header(entry)
+        yield _bytes_of_header(entry)
         for at in range(0, entry.size, _CHUNK):
             wanted = min(_CHUNK, entry.size - at)
             piece = file.read(wanted)

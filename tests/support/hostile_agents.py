@@ -1,8 +1,8 @@
 """Agents that want the reward without the work; by name, the bash that each runs in its container.
 
-`NAIVE` meet a task whose tests trust the container: they call `grep` and `python3` and open files by their names. `READING`
-and `RUNNING` meet bundled tasks, whose tests read an answer or run the agent's own program. `CLOSING` leave
-directories that nobody may list, and files whose names are not UTF-8.
+`NAIVE` and `OWNED` meet a task whose tests trust the container: they call `grep` and `python3` and open files by their
+names. `READING` and `RUNNING` meet bundled tasks, whose tests read an answer or run the agent's own program. `CLOSING`
+leave directories that nobody may list, and files whose names are not UTF-8.
 """
 
 # ruff: noqa: E501 - a script stands on one line

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,7 +25,12 @@ from tests.support.terminal import (
 )
 
 pytestmark = [pytest.mark.processes, pytest.mark.external, pytest.mark.timeout(1800)]
-CLOSED = ("closed root", "everything removed", "killer", "deep directories", "logs are a link", "no inode left")
+BREAKING = (
+    *("closed root", "closed tree", "everything removed", "what others own is moved", "what others own is closed"),
+    *("what others own is removed", "no temporary directory", "names of deleted files", "links everywhere"),
+    *("mounts are covered", "files that change", "memory while it packs", "killer", "logs are a link"),
+)
+"""Agents that break the file system which is taken over, in a few seconds each; the others meet engines by hand."""
 AGENT = Path(__file__).parents[3] / "examples" / "terminal" / "agent.py"
 TASKS = ("count-lines", "mend-the-median")
 
@@ -37,23 +42,14 @@ async def opened(engine: Engine) -> AsyncGenerator[Containers]:
         yield containers
 
 
-async def unpaid(engine: Engine, folder: Path, agents: Mapping[str, str]) -> dict[str, object]:
-    """Return the agents that did not get 0, after one that did the work got 1."""
+async def test_no_agent_makes_a_fault_of_its_0(engine: Engine, tmp_path: Path) -> None:
+    every = {**OWNED, **CLOSING, **NAIVE}
+    agents = {name: every[name] for name in BREAKING}
     async with opened(engine) as containers:
+        folder = write_naive_task(tmp_path / "naive")
         assert await outcomes_in(containers, folder, {"honest": "echo 42 > answer.txt"}, 60) == {"honest": 1.0}
-        found = await outcomes_in(containers, folder, agents, 60)
+        assert await outcomes_in(containers, folder, agents, 60) == dict.fromkeys(BREAKING, 0.0)
     assert engine.left() == []
-    return {name: got for name, got in found.items() if got != 0.0}
-
-
-async def test_no_agent_makes_a_fault_of_its_0_in_docker(docker_engine: Engine, tmp_path: Path) -> None:
-    agents = {**OWNED, **CLOSING, **{name: NAIVE[name] for name in CLOSED if name in NAIVE}}
-    assert await unpaid(docker_engine, write_naive_task(tmp_path / "naive"), agents) == {}
-
-
-async def test_no_agent_makes_a_fault_of_its_0_in_podman(podman_engine: Engine, tmp_path: Path) -> None:
-    agents = {name: script for name, script in {**OWNED, **CLOSING, **NAIVE}.items() if name in CLOSED or "own" in name}
-    assert await unpaid(podman_engine, write_naive_task(tmp_path / "naive"), agents) == {}
 
 
 @pytest.mark.parametrize("name", TASKS)

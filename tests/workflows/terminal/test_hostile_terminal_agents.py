@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.sandbox.containers import open_containers
 from agentrl.sandbox.containers.fleet.fleet import open_fleet
-from tests.support.hostile_agents import CLOSING, NAIVE, READING, RUNNING
+from tests.support.hostile_agents import CLOSING, NAIVE, OWNED, READING, RUNNING
 from tests.support.hosts import HOST_KEY, running_host
 from tests.support.terminal import SCRIPT_LIMITS, outcomes_in, write_bundled_task, write_naive_task
 
@@ -32,7 +32,7 @@ async def test_agents_that_attack_a_trusting_test_get_nothing(tmp_path: Path) ->
     folder = write_naive_task(tmp_path / "naive")
     honest = await outcomes(folder, {"honest": "echo 42 > answer.txt"})
     assert honest == {"honest": 1.0}
-    assert {name: got for name, got in (await outcomes(folder, NAIVE)).items() if got != 0.0} == {}
+    assert {name: got for name, got in (await outcomes(folder, {**NAIVE, **OWNED})).items() if got != 0.0} == {}
 
 
 async def test_agents_that_close_their_files_to_those_who_judge_get_nothing(tmp_path: Path) -> None:
@@ -62,5 +62,5 @@ async def test_programs_that_attack_the_test_that_runs_them_get_nothing(tmp_path
     assert {name: got for name, got in (await outcomes(folder, RUNNING)).items() if got != 0.0} == {}
 
 
-def test_there_are_more_than_thirty_hostile_agents() -> None:
-    assert len(CLOSING) + len(NAIVE) + len(READING) + len(RUNNING) > 60
+def test_there_are_more_than_eighty_hostile_agents() -> None:
+    assert sum(map(len, (CLOSING, NAIVE, OWNED, READING, RUNNING))) > 80

@@ -13,6 +13,7 @@ from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.guard import GUARDS
 from agentrl.algo.keeps import KEEPS
 from agentrl.algo.losses import POLICY_LOSSES
+from agentrl.algo.shaping import SHAPINGS
 from agentrl.algo.slots import Need, Slot, SlotValue, slot_of, valid_options
 from agentrl.algo.terms import TERMS
 from agentrl.algo.terms.term_options import WeightSchedule
@@ -49,6 +50,8 @@ class AlgorithmSlots:
     keep: Slot
     max_groups_per_step: int | None
     """Groups that are played for one batch at most, of which the last are kept whatever they are; None: not given."""
+    shaping: Slot
+    """What changes groups before their advantages."""
     advantage: Slot
     policy_loss: Slot
     proximal: Slot
@@ -97,6 +100,7 @@ def aggregate_of(given: object) -> object:
 def filled(
     *,
     keep: SlotValue,
+    shaping: SlotValue,
     advantage: SlotValue,
     policy_loss: SlotValue,
     correction: Mapping[str, SlotValue],
@@ -138,6 +142,7 @@ def filled(
     return AlgorithmSlots(
         keep=chosen,
         max_groups_per_step=_count("algorithm.keep.max_groups_per_step", most),
+        shaping=slot_of("algorithm.shaping", shaping, SHAPINGS),
         advantage=estimator,
         policy_loss=loss,
         proximal=slot_of("algorithm.correction.proximal", correction.get("proximal", "forward"), PROXIMALS),

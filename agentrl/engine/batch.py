@@ -16,6 +16,8 @@ from agentrl.algo.advantages.estimated import GroupAdvantages
 from agentrl.algo.advantages.kl_rewards import kl_estimate, with_kl_rewards
 from agentrl.algo.advantages.scaling import NO_BATCHES, RunningSquare, scaled_advantages
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.algo.shaping import shaped_groups
+from agentrl.algo.slots import load_without_torch
 from agentrl.engine.estimates import VerifiedGroups
 from agentrl.episode.summary import episode_metrics, history_counts, staleness_metrics, trained_record, uniform_outcome
 from agentrl.errors import StaleDataError
@@ -35,6 +37,8 @@ class PreparedBatch:
     """[loss tokens] int32: versions between sampling and training."""
     masked_tokens: int
     """Tokens removed from the loss because they were over age."""
+    shaped_out_tokens: int
+    """Tokens removed from the loss by `algorithm.shaping`."""
     skip: str | None
     """Why a step on this batch cannot change the weights; None when it can."""
     episode_ids: tuple[str, ...] = ()
@@ -57,10 +61,11 @@ def prepare_batch(
         InvariantError: an episode failed, or has no reward.
     """
     groups = verified.groups
+    verified = _shaped(verified, algorithm)
     samples: list[TrainSample] = []
     episode_ids: list[str] = []
     staleness: list[Int32Array] = []
-    masked = zero_variance = 0
+    masked = shaped_out = zero_variance = 0
     uniform = {"right": 0, "wrong": 0}
     by_turn: list[tuple[float, ...]] = []
     dense = algorithm.slots.dense
@@ -68,7 +73,8 @@ def prepare_batch(
     estimated = _estimated(verified, algorithm, before)
     estimates = estimated.groups
     values = verified.values or [None] * len(groups)
-    for group, branches, estimate, of_group in zip(groups, verified.branches, estimates, values, strict=True):
+    whole = zip(groups, verified.branches, estimates, values, strict=True)
+    for number, (group, branches, estimate, of_group) in enumerate(whole):
         zero_variance += estimate.zero_variance
         if estimate.zero_variance and (outcome := uniform_outcome(group.episodes)):
             uniform[outcome] += 1
@@ -77,6 +83,8 @@ def prepare_batch(
             for branch in episode_branches:
                 sample, over_age = _within_bound(branch, group, version, algorithm)
                 masked += over_age
+                sample, left_out = _without_shaped_out(sample, verified.groups[number].episodes[at])
+                shaped_out += left_out
                 if sample.loss_mask.any():
                     item = names.train_sample(sample, group, episode, _of_tokens(sample, estimate, at))
                     samples.append(item if of_group is None else _with_values(item, of_group[at], estimate, at))
@@ -95,15 +103,31 @@ def prepare_batch(
             "signal_share": 1 - zero_variance / len(groups) if groups else 0.0,
             "loss_tokens": len(ages),
             **estimated.metrics,
-            "masked_tokens": masked,
+            "masked_tokens": masked + shaped_out,
         },
         staleness=ages,
         masked_tokens=masked,
+        shaped_out_tokens=shaped_out,
         skip="no_tokens" if not samples else "zero_variance" if zero_variance == len(groups) and not dense else None,
         episode_ids=tuple(episode_ids),
         advantages=tuple(by_turn),
         seen=estimated.seen,
     )
+
+
+def _shaped(verified: VerifiedGroups, algorithm: AlgorithmConfig) -> VerifiedGroups:
+    slot = algorithm.slots.shaping
+    if slot.name == "none":
+        return verified
+    return replace(verified, groups=shaped_groups(verified.groups, load_without_torch(slot, Group)))
+
+
+def _without_shaped_out(sample: Sample, shaped: Trajectory) -> tuple[Sample, int]:
+    """Return `sample` without the tokens of turns that `algorithm.shaping` left out, and their number."""
+    trains = np.array([turn.in_loss for turn in shaped.turns], np.bool_)
+    out = sample.loss_mask & ~trains[sample.turn_index]
+    count = int(out.sum())
+    return (replace(sample, loss_mask=sample.loss_mask & ~out), count) if count else (sample, 0)
 
 
 class _Estimated(NamedTuple):

@@ -58,6 +58,10 @@ class EventWriter(Protocol):
         """Return the last frames, tool calls included."""
         ...
 
+    def sign(self) -> bytes:
+        """Return what says in a long silence that the call runs; it changes nothing."""
+        ...
+
     def fail(self, message: str, *, status: int, code: str | None = None) -> Sequence[bytes]:
         """Return the frames that end a stream with an error."""
         ...

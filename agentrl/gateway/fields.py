@@ -10,10 +10,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar, cast
 
-import orjson
-
 from agentrl.gateway.body import CallRefused
-from agentrl.servers.http.errors import decode_body
+from agentrl.servers.http.errors import decode_body, json_bytes
 
 MAX_NESTING = 64
 """Deepest nesting of a body; templates and schemas are read by functions that call themselves."""
@@ -36,12 +34,22 @@ def read_object(body: bytes) -> dict[str, object]:
         {'model': 'm'}
     """
     fields = decode_body(body, dict[str, object])
-    level: list[object] = [fields]
-    for _ in range(MAX_NESTING):
+    if is_nested_deeper(fields, MAX_NESTING):
+        raise CallRefused(f"the body is nested more than {MAX_NESTING} levels deep; send a flatter one")
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def is_nested_deeper(value: object, levels: int) -> bool:
+    """Return whether objects and lists are nested more deeply than `levels`.
+
+    Example:
+        >>> is_nested_deeper({"a": []}, 2), is_nested_deeper({"a": []}, 1)
+        (False, True)
+    """
+    level: list[object] = [value] if type(value) in (dict, list) else []
+    for _ in range(levels):
         level = [child for node in level for child in _children(node) if type(child) in (dict, list)]
-        if not level:
-            return {name: value for name, value in fields.items() if value is not None}
-    raise CallRefused(f"the body is nested more than {MAX_NESTING} levels deep; send a flatter one")
+    return bool(level)
 
 
 def _children(node: object) -> Iterable[object]:
@@ -109,7 +117,7 @@ def check_tools(tools: Sequence[object]) -> None:
     """Raise `CallRefused` for more tools than a prompt can hold."""
     if len(tools) > MAX_TOOLS:
         raise CallRefused(f"the call has {len(tools)} tools; at most {MAX_TOOLS} are served: send fewer")
-    size = len(orjson.dumps(tools))
+    size = len(json_bytes(tools))
     if size > MAX_TOOLS_BYTES:
         raise CallRefused(
             f"the tools of the call are {size} bytes of JSON; at most {MAX_TOOLS_BYTES} are served: shorten them"

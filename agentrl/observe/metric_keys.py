@@ -157,7 +157,11 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "nats per token",
             "of the policy that sampled to the reference, by `algorithm.reference.reward_k`; where rewards pay for it",
         ),
-        ("masked_tokens", "tokens", "left out of the loss because they were over age (policy `mask`)"),
+        (
+            "masked_tokens",
+            "tokens",
+            "left out of the loss because they were over age (policy `mask`), or by `algorithm.shaping`",
+        ),
         ("forks.REASON", "turns", "of the batch that forked, by reason"),
         *_SPEAKERS,
         ("kept_thinking_turns", "turns", "whose context holds reasoning that the chat template would have dropped"),
@@ -198,8 +202,8 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "wasted_tokens.CAUSE",
             "tokens",
             "sampled for training since this process began and never trained: `failed_episode`, `dropped_group`, "
-            "`over_age`, `filtered` (`algorithm.keep`), `skipped_step`, `left_out` (side calls), `greedy` (temperature 0 "
-            "has no policy gradient)",
+            "`over_age`, `filtered` (`algorithm.keep`), `skipped_step`, `left_out` (side calls), `shaped_out` "
+            "(`algorithm.shaping`), `greedy` (temperature 0 has no policy gradient)",
         ),
         ("trainer.loss", "loss", "mean over the optimizer steps"),
         ("trainer.grad_norm", "norm", "of the gradient before clipping, mean over the optimizer steps"),

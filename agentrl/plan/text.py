@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import yaml
 
 from agentrl.algo.companions import LR_FACTOR, CriticConfig, ReferenceConfig
+from agentrl.algo.preset_differences import preset_differences
+from agentrl.algo.presets import PRESETS
 from agentrl.config import RunConfig, inapplicable
 from agentrl.config.route import Route
 from agentrl.data.config import SourceConfig, WeightedSource
@@ -46,7 +48,9 @@ def describe_plan(plan: Plan) -> str:
         *_memory(plan),
         ("sampling", _sampling(config)),
         ("episodes", _episodes(config)),
+        *_preset(config),
         ("batch", _batch(config)),
+        *([] if config.algorithm.slots.shaping.name == "none" else [("shaping", _shaping(config))]),
         ("advantage", _advantage(config)),
         ("loss", _loss(config)),
         *([] if config.algorithm.critic is None else [("critic", _critic(config, config.algorithm.critic))]),
@@ -244,6 +248,20 @@ def _batch(config: RunConfig) -> str:
         f"{algorithm.groups_per_step} groups of {algorithm.group_size} episodes{kept}, {steps} optimizer step(s) a "
         f"batch{epochs}, {config.engine.steps} batches"
     )
+
+
+def _preset(config: RunConfig) -> list[tuple[str, str]]:
+    """Return the source of a preset, and each difference from it on a line of its own."""
+    name = config.algorithm.preset_name
+    if name is None:
+        return []
+    lines = preset_differences(config.algorithm, config.trainer.minibatches * config.trainer.epochs)
+    return [("preset", f"{name}: {PRESETS[name].source}"), *(("", f"differs: {line}") for line in lines)]
+
+
+def _shaping(config: RunConfig) -> str:
+    slot = config.algorithm.slots.shaping
+    return f"{slot.name}: {slot.formula}"
 
 
 def _advantage(config: RunConfig) -> str:

@@ -15,13 +15,14 @@ from agentrl.algo.advantages import ADVANTAGES
 from agentrl.algo.advantages.advantage_options import EpisodeOptions, GaeOptions, OffPolicyOptions, PassAtKOptions
 from agentrl.algo.advantages.episodes import best_of_k, max_rl, off_policy_baseline
 from agentrl.algo.advantages.episodes import episode as by_episode
-from agentrl.algo.advantages.gae import gae, token_gae, turn_gae
+from agentrl.algo.advantages.gae import ValueEstimate, gae, token_gae, turn_gae
 from agentrl.algo.advantages.players import Float64Array
 from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.algo.advantages.whitening import whiten
 from agentrl.algo.slots import NoOptions
 from agentrl.errors import InvariantError
 from agentrl.testing import check_advantage
+from agentrl.testing.properties.random_programs import random_programs
 from agentrl.testing.properties.timed_trees import Environment, forked_while_running, hindsight, paid_late, racing_branches
 from agentrl.types import Float32Array, Group
 from tests.algo.build import episode, group, linear, turn
@@ -35,6 +36,45 @@ def load(name: str) -> Callable[..., Sequence[Float64Array]]:
 @pytest.mark.parametrize("name", ["turn", "rloo", "optimal_baseline", "reinforce_plus_plus"])
 def test_its_expected_estimate_is_the_policy_gradient(name: str) -> None:
     check_advantage(load(name), ADVANTAGES[name].options(), bias="none")
+
+
+@pytest.mark.parametrize("name", ["turn_gae", "token_gae"])
+def test_with_a_trace_of_1_a_critic_gives_the_policy_gradient_in_every_random_program(name: str) -> None:
+    report = check_advantage(load(name), GaeOptions(trace=1.0), bias="none", programs=48)
+    assert report.factors == {2: 1.0, 3: 1.0}
+    with pytest.raises(AssertionError, match="not the policy gradient"):
+        check_advantage(load(name), GaeOptions(trace=0.5))
+
+
+def without_fractions(
+    group: Group, options: GaeOptions, values: Sequence[Sequence[Float32Array]]
+) -> Sequence[ValueEstimate]:
+    """Credit the final reward without its fraction."""
+    whole = replace(group, episodes=tuple(replace(one, final_reward=int(one.final_reward or 0)) for one in group.episodes))
+    return turn_gae(whole, options, values)
+
+
+def test_an_advantage_that_drops_the_fraction_of_a_reward_is_refused() -> None:
+    with pytest.raises(AssertionError, match="not the policy gradient"):
+        check_advantage(without_fractions, GaeOptions(trace=1.0), bias="none")
+
+
+def test_random_programs_have_fractional_rewards_players_and_an_order_that_actions_decide() -> None:
+    outcomes = [outcome.trajectory() for program in random_programs(48) for outcome in program()]
+    rewards = [turn.reward for one in outcomes for turn in one.turns if turn.reward is not None]
+    assert all(value % 1 for value in [*rewards, *(one.final_reward or 0.0 for one in outcomes)])
+    assert {turn.player for one in outcomes for turn in one.turns} == {"", "white", "black"}
+    assert any(not any(turn.reward for turn in one.turns) for one in outcomes), "some pay at the end alone"
+    orders = [{tuple(turn.sent_after for turn in o.trajectory().turns) for o in each()} for each in random_programs(48)]
+    assert sum(len(order) > 1 for order in orders) > 20
+
+
+def test_a_third_parameter_that_no_run_gives_is_refused() -> None:
+    def strange(group: Group, options: NoOptions, weights: object) -> Sequence[Float64Array]:
+        return []
+
+    with pytest.raises(AssertionError, match="expected values or logprobs"):
+        check_advantage(strange, NoOptions())
 
 
 def test_the_group_mean_loses_the_same_share_of_the_gradient_in_whole_and_short_groups() -> None:
@@ -115,13 +155,9 @@ def recorded(group: Group) -> list[list[Float32Array]]:
     return [[turn.output_logprobs for turn in one.turns] for one in group.episodes]
 
 
-def on_policy(group: Group, options: OffPolicyOptions) -> Sequence[Float64Array]:
-    return off_policy_baseline(group, options, recorded(group))
-
-
 def test_the_off_policy_baseline_of_the_others_gives_the_policy_gradient_and_with_the_own_episode_it_climbs() -> None:
-    check_advantage(on_policy, OffPolicyOptions(leave_one_out=True), bias="none")
-    check_advantage(on_policy, OffPolicyOptions(), bias="direction")
+    check_advantage(off_policy_baseline, OffPolicyOptions(leave_one_out=True), bias="none")
+    check_advantage(off_policy_baseline, OffPolicyOptions(), bias="direction")
 
 
 def moved(group: Group, logs: Sequence[float]) -> list[list[Float32Array]]:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.algo.advantages.prices import payments
 from agentrl.episode.checks import are_independent
 from agentrl.types import BoolArray, BranchPath, Trajectory
 
@@ -30,12 +31,14 @@ class PlayerPart:
     at: Int64Array
     """Index among all turns."""
     rewards: Float64Array
-    """0 where a turn has none."""
+    """[m], m of at least n: first those of the turns, 0 where a turn has none, then those that were known at once."""
+    earners: Int64Array
+    """[m] number of the turn that a reward belongs to, among its own."""
     sent_after: Int64Array
     """Number of its own turns that were complete when the request was sent."""
     sent_at: Int64Array
     rewarded_at: Int64Array
-    """-1 where there is none."""
+    """[m], -1 where there is none."""
     branches: Sequence[BranchPath]
     related: BoolArray
     """[n, n]: whether no declared branch holds the one turn and not the other."""
@@ -56,12 +59,16 @@ def part_of(episode: Trajectory, player: str) -> PlayerPart:
     at = np.array([index for index, turn in enumerate(episode.turns) if turn.player == player], np.int64)
     turns = [episode.turns[index] for index in at.tolist()]
     branches = [turn.branch for turn in turns]
+    paid = [(index, *each) for index, turn in enumerate(turns) for each in payments(turn)]
+    # The turns' own rewards first, in their order.
+    paid.sort(key=lambda each: each[3])
     return PlayerPart(
         at=at,
-        rewards=np.array([turn.reward or 0.0 for turn in turns], np.float64),
+        rewards=np.array([amount for _, amount, _, _ in paid], np.float64),
+        earners=np.array([index for index, _, _, _ in paid], np.int64),
         sent_after=np.searchsorted(at, np.array([turn.sent_after for turn in turns], np.int64)),
         sent_at=np.array([turn.sent_at for turn in turns], np.int64),
-        rewarded_at=np.array([-1 if turn.rewarded_at is None else turn.rewarded_at for turn in turns], np.int64),
+        rewarded_at=np.array([moment for _, _, moment, _ in paid], np.int64),
         branches=branches,
         related=_related(branches),
         final=episode.final_reward or 0.0,

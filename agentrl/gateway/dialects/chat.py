@@ -11,18 +11,18 @@ from typing import Final, cast
 from agentrl.client.arguments import EXTRA_NAMES, CreateArguments
 from agentrl.client.backend import Answer, Delta
 from agentrl.client.completion import ChunkWriter, completion
-from agentrl.gateway.body import CallRefused
+from agentrl.gateway.body import UNASKED, CallRefused
 from agentrl.gateway.dialect import Caller, DialectCall
 from agentrl.gateway.dialects.answers import frame
 from agentrl.gateway.dialects.callers import chat_caller
+from agentrl.gateway.event_stream import COMMENT
 from agentrl.gateway.fields import Fields, check_tools, read_object
 from agentrl.gateway.items import ItemStore
 from agentrl.servers.http.errors import openai_error
 from agentrl.types import Message
 
-_IGNORED: Final = frozenset({"reasoning_effort", "verbosity"})
 _OF_CLIENTS: Final = frozenset({"timeout", "extra_body", "extra_headers", "extra_query", "model"})
-_ARGUMENTS: Final = frozenset(CreateArguments.__annotations__) - _OF_CLIENTS - _IGNORED
+_ARGUMENTS: Final = frozenset(CreateArguments.__annotations__) - _OF_CLIENTS - UNASKED
 
 
 class ChatDialect:
@@ -101,6 +101,10 @@ class ChatEvents:
         """Return tool calls, the end, the usage where the call asks for it, and the marker of the end."""
         self._chunks.write_end(answer)
         return [*self._frames(), b"data: [DONE]\n\n"]
+
+    def sign(self) -> bytes:
+        """Return a comment."""
+        return COMMENT
 
     def fail(self, message: str, *, status: int, code: str | None = None) -> Sequence[bytes]:
         """Return an event with the error."""

@@ -1,7 +1,9 @@
 """The calls of an episode over HTTP: each is made once for all connections that ask for it.
 
-A client that repeats a request whose call still runs joins that call, and one whose answer did not reach the client gets
-the recorded answer. A request that is repeated after its answer arrived is a new call: an agent may want a second sample.
+A request that its client marks as made again joins the call that still runs, or gets the recorded answer. One that the
+client marks as its first try is a new call, whatever it equals: an agent may want several samples. Most clients have no
+mark. They ask again after a connection has broken, so an equal request of theirs gets an answer that nobody got; while
+somebody waits for that answer, the request is a new call.
 
 Invariant: a call runs while somebody waits for it; the last one who leaves aborts it, and nothing is recorded.
 """
@@ -69,6 +71,11 @@ class SharedCall:
         self._followers = 0
         self._scope = anyio.CancelScope()
         self._news = anyio.Event()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there is an answer that nobody got and nobody waits for."""
+        return self.answer is not None and not self.is_delivered and not self._followers
 
     @property
     def is_running(self) -> bool:
@@ -155,15 +162,22 @@ class RecentCalls:
     def __init__(self) -> None:
         self._calls: dict[bytes, SharedCall] = {}
 
-    def repeated(self, identity: bytes, *, is_retry: bool) -> SharedCall | None:
+    def repeated(self, identity: bytes, *, is_retry: bool | None) -> SharedCall | None:
         """Return the call that a request repeats; None: the request is a new call.
 
-        `is_retry` says that the client marked the request as a repetition.
+        `is_retry` is the mark of the client: whether it makes the request again, or for the first time; None: no mark.
         """
         call = self._calls.get(identity)
-        if call is None or call.is_running:
-            return call
-        return call if call.answer is not None and (is_retry or not call.is_delivered) else None
+        if call is None or is_retry is False:
+            return None
+        if is_retry:
+            return call if call.is_running or call.answer is not None else None
+        return call if call.is_lost else None
+
+    def awaited(self, identity: bytes) -> SharedCall | None:
+        """Return the call of a request whose answer has not arrived; None if there is none."""
+        call = self._calls.get(identity)
+        return call if call is not None and (call.is_running or call.is_lost) else None
 
     def add(self, identity: bytes, call: SharedCall) -> None:
         """Remember a new call."""

@@ -13,31 +13,29 @@ from functools import partial
 from typing import Final, NamedTuple, cast
 
 import anyio
-import orjson
 
 from agentrl.client import Client, DoorSettings
 from agentrl.client.backend import Answer, AskedCall
 from agentrl.concurrency import task_group
 from agentrl.gateway.body import CallRefused
 from agentrl.gateway.dialect import Caller, Dialect, DialectCall
+from agentrl.gateway.event_stream import KEEP_ALIVE_S
+from agentrl.gateway.ignored import IgnoredFields
 from agentrl.gateway.items import ItemStore
 from agentrl.gateway.sessions.calls import RecentCalls, SharedCall
 from agentrl.gateway.sessions.matching import ResentHistory
 from agentrl.gateway.sessions.rewards import set_reward
 from agentrl.gateway.sessions.side_calls import SIDE_CALL, OtherAnswers, is_side_call
-from agentrl.servers.http.errors import decode_body
+from agentrl.servers.http.errors import decode_body, json_bytes
 from agentrl.tokens.template.rendering import ToolSchemas
 from agentrl.types import BranchPath, Speaker
 
 JOINED_METRIC: Final = "gateway.joined_retries"
-"""Requests that got the answer of an earlier one: a repetition whose first call ran, or whose answer did not arrive."""
+"""Requests that got the answer of an earlier one: marked retries, and repetitions whose answer did not arrive."""
 SIDE_METRIC: Final = "gateway.side_calls"
 """Side calls, by the rule of `SideCalls`."""
 IGNORED_METRIC: Final = "gateway.ignored."
 """The metric `gateway.ignored.FIELD`: requests with a field that has no effect."""
-MAX_IGNORED: Final = 64
-"""Fields of an episode that are counted by name; further ones count as `gateway.ignored.other`."""
-_MAX_FIELD_NAME: Final = 100
 _NOT_OF_THE_CALL: Final = frozenset({"stream", "stream_options"})
 """Fields that a client may change when it repeats a request."""
 
@@ -64,6 +62,7 @@ class EpisodeSession:
         on_answer: called with each call and its answer, whose turn is recorded, before the answer is sent whole.
         settings: branches and side calls.
         other: answers side calls; None: the policy does.
+        keep_alive_s: seconds of the longest silence of a stream.
     """
 
     def __init__(
@@ -73,15 +72,16 @@ class EpisodeSession:
         *,
         settings: DoorSettings = DoorSettings(),  # noqa: B008 - frozen
         other: OtherAnswers | None = None,
+        keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
-        self.client = client
+        self.client, self.keep_alive_s = client, keep_alive_s
         self._on_answer, self._settings, self._other = on_answer, settings, other
         self._branches: dict[tuple[str, str], BranchPath] = {}
         """The branches of declared roles, by role and agent."""
         self.store = ItemStore()
         """What the responses of the episode are kept in, for calls that name them by id."""
         self._recent = RecentCalls()
-        self._ignored: set[str] = set()
+        self._ignored = IgnoredFields(client.episode.metrics, IGNORED_METRIC)
         self._history = ResentHistory(client.episode.turns, client.episode.metrics)
         self._send, self._receive = anyio.create_memory_object_stream[SharedCall](math.inf)
 
@@ -96,15 +96,14 @@ class EpisodeSession:
         self._send.close()
         self._receive.close()
 
-    def ask(self, dialect: Dialect, call: DialectCall, requester: Requester, *, is_retry: bool) -> SharedCall:
-        """Return the call that a request makes or repeats."""
+    def ask(self, dialect: Dialect, call: DialectCall, requester: Requester, *, is_retry: bool | None) -> SharedCall:
+        """Return the call that a request makes or repeats; `RecentCalls` says which, by the mark `is_retry`."""
         identity = _identity(dialect, call, requester)
         found = self._recent.repeated(identity, is_retry=is_retry)
         if found is not None:
             self._count(JOINED_METRIC)
             return found
-        for name in call.ignored:
-            self._count_ignored(name)
+        self._ignored.count(call.ignored)
         asked, other = self._asked(dialect, call, requester)
         keep = partial(self._keep, dialect, call)
         found = SharedCall(self.client.backend, asked, stream=call.stream, on_answer=keep, other=other)
@@ -112,9 +111,9 @@ class EpisodeSession:
         self._send.send_nowait(found)
         return found
 
-    def repeats(self, dialect: Dialect, call: DialectCall, requester: Requester, *, is_retry: bool) -> bool:
-        """Return whether `ask` would join an earlier call."""
-        return self._recent.repeated(_identity(dialect, call, requester), is_retry=is_retry) is not None
+    def awaits(self, dialect: Dialect, call: DialectCall, requester: Requester) -> bool:
+        """Return whether an equal request was made, and its answer has not arrived."""
+        return self._recent.awaited(_identity(dialect, call, requester)) is not None
 
     def _asked(self, dialect: Dialect, call: DialectCall, requester: Requester) -> tuple[AskedCall, OtherAnswers | None]:
         """Return what a new request asks, and who answers it in the place of the policy."""
@@ -185,13 +184,6 @@ class EpisodeSession:
         if self._on_answer is not None:
             self._on_answer(call, answer)
 
-    def _count_ignored(self, field: str) -> None:
-        if field not in self._ignored and len(self._ignored) >= MAX_IGNORED:
-            field = "other"
-        else:
-            self._ignored.add(field)
-        self._count(IGNORED_METRIC + field[:_MAX_FIELD_NAME])
-
     def _count(self, name: str) -> None:
         metrics = self.client.episode.metrics
         metrics[name] = metrics.get(name, 0.0) + 1.0
@@ -200,5 +192,4 @@ class EpisodeSession:
 def _identity(dialect: Dialect, call: DialectCall, requester: Requester) -> bytes:
     body = {name: value for name, value in call.body.items() if name not in _NOT_OF_THE_CALL}
     marks = repr((dialect.name, *requester)).encode("ascii", "backslashreplace")
-    text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
-    return hashlib.blake2b(marks + text, digest_size=16).digest()
+    return hashlib.blake2b(marks + json_bytes(body, sort_keys=True), digest_size=16).digest()

@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -23,7 +24,7 @@ import anyio.from_thread
 import anyio.lowlevel
 import torch
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InvariantError
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.embedded.adapting import MAX_ADAPTERS, LoadedAdapters
 from agentrl.servers.embedded.cache import KVCache, plan_rows
@@ -64,6 +65,8 @@ _PATIENCE_S: Final = 0.02
 """Seconds that the event loop waits for a step, so that short ones cost no turn of it; a longer one ends in its own time."""
 _WHOLE_TURN_S: Final = 0.05
 """The same where each step has a turn of its own, as in tests."""
+STUCK_S: Final = 300.0
+"""Seconds after which a step counts as one that never ends; the server ends then, as SGLang's watchdog ends SGLang."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +85,8 @@ class _Job:
         with self.lock:
             self.done.set()
         if self.wake is not None:
-            self.wake()
+            with suppress(anyio.RunFinishedError):
+                self.wake()
 
 
 class _Computing:
@@ -91,12 +95,15 @@ class _Computing:
     def __init__(self, compute: Callable[[Step], Computed]) -> None:
         self._compute, self._jobs = compute, queue.SimpleQueue[_Job | None]()
         self._threads = torch.get_num_threads()
-        threading.Thread(target=self._serve, name="computing").start()
+        threading.Thread(target=self._serve, name="computing", daemon=True).start()
 
     async def run(self, step: Step, patience_s: float) -> Computed:
         """Return the results of a step; the event loop waits for `patience_s`, and runs on from then.
 
         Cancellation: the step ends first, because nobody can stop its thread.
+
+        Raises:
+            InvariantError: the step does not end.
         """
         job = _Job(step)
         self._jobs.put(job)
@@ -107,11 +114,12 @@ class _Computing:
                 if waiting:
                     job.wake = lambda: anyio.from_thread.run_sync(ended.set, token=token)
             if waiting:
-                with anyio.CancelScope(shield=True):
+                with anyio.CancelScope(shield=True), anyio.move_on_after(STUCK_S):
                     await ended.wait()
         if job.failure is not None:
             raise job.failure
-        assert job.result is not None
+        if job.result is None:
+            raise InvariantError(f"a step has taken {STUCK_S:g} s: it hangs, or this model is too large for this machine")
         return job.result
 
     def close(self) -> None:

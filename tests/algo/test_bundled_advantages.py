@@ -21,7 +21,7 @@ from agentrl.algo.advantages.advantage_options import (
 )
 from agentrl.algo.advantages.episodes import best_of_k, grpo, max_rl, off_policy_baseline
 from agentrl.algo.advantages.episodes import episode as by_episode
-from agentrl.algo.advantages.gae import gae, token_gae, turn_gae
+from agentrl.algo.advantages.gae import ValueEstimate, gae, token_gae, turn_gae
 from agentrl.algo.advantages.players import Float64Array
 from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.algo.advantages.whitening import whiten
@@ -52,7 +52,9 @@ def test_with_a_trace_of_1_a_critic_gives_the_policy_gradient_in_every_random_pr
         check_advantage(load(name), GaeOptions(trace=0.5))
 
 
-def without_fractions(group: Group, options: GaeOptions, values: Sequence[Sequence[Float32Array]]) -> object:
+def without_fractions(
+    group: Group, options: GaeOptions, values: Sequence[Sequence[Float32Array]]
+) -> Sequence[ValueEstimate]:
     """Credit the final reward without its fraction."""
     whole = replace(group, episodes=tuple(replace(one, final_reward=int(one.final_reward or 0)) for one in group.episodes))
     return turn_gae(whole, options, values)
@@ -66,7 +68,7 @@ def test_an_advantage_that_drops_the_fraction_of_a_reward_is_refused() -> None:
 def test_random_programs_have_fractional_rewards_players_and_an_order_that_actions_decide() -> None:
     outcomes = [outcome.trajectory() for program in random_programs(48) for outcome in program()]
     rewards = [turn.reward for one in outcomes for turn in one.turns if turn.reward is not None]
-    assert all(value % 1 for value in [*rewards, *(one.final_reward for one in outcomes)])
+    assert all(value % 1 for value in [*rewards, *(one.final_reward or 0.0 for one in outcomes)])
     assert {turn.player for one in outcomes for turn in one.turns} == {"", "white", "black"}
     assert any(not any(turn.reward for turn in one.turns) for one in outcomes), "some pay at the end alone"
     orders = [{tuple(turn.sent_after for turn in o.trajectory().turns) for o in each()} for each in random_programs(48)]

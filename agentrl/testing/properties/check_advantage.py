@@ -105,7 +105,7 @@ def check_advantage(
 
 
 def _of_episodes(
-    loaded: Loaded[Sequence[Float64Array] | Sequence[ValueEstimate]], third: str
+    loaded: Loaded[Sequence[Float64Array | ValueEstimate]], third: str
 ) -> Callable[[Sequence[Trajectory]], Sequence[Float64Array]]:
     """Return the function of episodes alone; `third` names what else the function gets, if it does."""
     name = loaded.slot.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import anyio
@@ -176,6 +177,30 @@ async def test_other_tensors_than_published_are_found(way: type[Files], where: s
         assert report.evicted == ("scripted://0",)
         reason = pool.describe().servers[0].reason
     assert f"1 of 1 tensors differ from the published weights ({where}" in reason
+
+
+class Reporting(ScriptedServer):
+    """Reports other names of tensors than it took."""
+
+    tensors: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
+
+    async def checksums(self) -> Mapping[str, str]:
+        return self.tensors(await super().checksums())
+
+
+@pytest.mark.parametrize(
+    ("tensors", "differing"),
+    [(lambda found: {}, "1 of 1 .*: w"), (lambda found: {**found, "extra": "00"}, "1 of 2 .*: extra")],
+)
+async def test_a_server_that_lacks_a_tensor_or_has_one_more_is_found(
+    tensors: Callable[[Mapping[str, str]], Mapping[str, str]], differing: str
+) -> None:
+    server = Reporting(lambda _: [4], vocab_size=VOCAB, url="scripted://0")
+    async with pool_of(server) as pool:
+        await pool.update_weights(publication(1))
+        server.tensors = tensors
+        with pytest.raises(WeightSyncError, match=f"after the update to version 2, {differing}"):
+            await pool.update_weights(publication(2))
 
 
 async def test_the_only_server_that_takes_the_version_and_keeps_its_weights_is_found() -> None:

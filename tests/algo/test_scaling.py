@@ -12,6 +12,7 @@ import pytest
 from agentrl.algo.advantage import advantages, batch_advantages, spread_over_tokens
 from agentrl.algo.advantages.estimated import GroupAdvantages
 from agentrl.algo.advantages.kl_rewards import with_kl_rewards
+from agentrl.algo.advantages.prices import priced
 from agentrl.algo.advantages.scaling import NO_BATCHES, Normalization, RunningSquare, scaled_advantages
 from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.algo.config import AlgorithmConfig
@@ -128,6 +129,15 @@ def test_a_price_is_credited_to_no_later_turn_where_the_turn_s_own_reward_is_set
     assert second == pytest.approx(-0.05, rel=1e-4), "its own price alone"
     assert returns_to_go(paid.episodes[0], 1.0) == pytest.approx([1.25 - 0.1, 1.25 - 0.05])
     assert [own.reward for own in paid.episodes[0].turns] == pytest.approx([0.25 - 0.05, -0.05])
+
+
+def test_two_prices_of_a_turn_are_both_paid_before_what_was_sent_later() -> None:
+    late, after = turn(1.0, None, sent_at=1, rewarded_at=9), turn(None, 0, sent_at=3)
+    for reward in (1.0, None):
+        own = replace(late, reward=reward, rewarded_at=None if reward is None else 9)
+        paid = episode([priced(priced(own, 0.25), 0.5), after], 2.0)
+        assert returns_to_go(paid, 1.0).tolist() == [2.0 + (reward or 0.0) - 0.75, 2.0 + (reward or 0.0)]
+        assert paid.episode_return == 2.0 + (reward or 0.0) - 0.75
 
 
 def test_given_advantages_are_not_normalized_with_the_batch() -> None:

@@ -90,6 +90,24 @@ def test_the_weights_of_two_corrections_multiply_and_a_token_that_one_drops_is_d
     assert loss_of(batch, correction=swapped) == pytest.approx(2 * 2 / 2)
 
 
+@pytest.mark.parametrize(("token", "sequence", "share"), [(4, 100, 0.5), (100, 4, 0.5), (100, 100, 0.0), (1.5, 4, 1.0)])
+def test_a_token_that_either_correction_limits_counts_as_capped(token: float, sequence: float, share: float) -> None:
+    batch = tokens([1.0, 1.0], behavior=[-1 - math.log(2), -1 - math.log(8)], turn=[0, 1], sample=[0, 1])
+    correction = {"proximal": "forward", "token": {"clamp": {"cap": token}}, "sequence": {"sequence_truncate": sequence}}
+    algorithm = AlgorithmConfig.model_validate({"policy_loss": "reinforce", "correction": correction})
+    assert combine([Objective(algorithm)(batch).metrics])["cap_fraction_positive"] == share
+
+
+def test_effective_samples_are_those_of_the_policy_of_now_whatever_the_centre_is() -> None:
+    given = {"behavior": [-1 - math.log(2), -1.0, -1 + math.log(3)], "proximal": [-3.0, -2.0, -1.0]}
+    batch = tokens([1.0] * 3, sample=[0, 1, 1], turn=[0, 1, 1], **given)  # weights of 2 and 1/3
+    for proximal in ("forward", "behavior", "versions"):
+        correction = {"proximal": proximal, "token": "none"}
+        algorithm = AlgorithmConfig.model_validate({"policy_loss": "reinforce", "correction": correction})
+        found = combine([Objective(algorithm)(batch).metrics])["sample_ess_ratio"]
+        assert found == pytest.approx((2 + 1 / 3) ** 2 / (2 * (4 + 1 / 9)))
+
+
 def first_alone(batch: LossBatch) -> Weights:
     """Weigh all tokens by 2, and keep the first."""
     return Weights(weight=torch.full_like(batch.advantages, 2.0), keep=torch.arange(len(batch.advantages)) == 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -53,15 +54,16 @@ def test_the_tokens_of_a_group_or_of_a_batch_have_a_mean_square_of_1(kind: Norma
     assert np.square(counted[kind]).mean() == pytest.approx(1.0)
 
 
-def test_tokens_of_one_turn_are_scaled_one_by_one() -> None:
-    sizes = [tokens_of(one) for one in SOME.episodes]
-    estimate = replace(
-        advantages(SOME, CONFIG), per_token=tuple(tuple(np.arange(size) - 1.0 for size in turns) for turns in sizes)
-    )
-    [result], _ = scaled_advantages([SOME], [estimate], "batch", NO_BATCHES)
+@pytest.mark.parametrize("kind", ["group", "batch", "running"])
+def test_tokens_of_one_turn_are_scaled_one_by_one(kind: Normalization) -> None:
+    of = group([episode([turn(tokens=2), turn(tokens=1)], 1.0), episode([turn(tokens=1)], 0.0)])
+    given = ((np.array([1.0, -2.0]), np.array([4.0])), (np.array([0.0]),))
+    estimate = replace(advantages(of, CONFIG), per_token=given)
+    [result], seen = scaled_advantages([of], [estimate], kind, NO_BATCHES)
     assert result.per_token is not None
-    flat = np.concatenate([turn for turns in result.per_token for turn in turns])
-    assert np.square(flat).mean() == pytest.approx(1.0)
+    root = math.sqrt((1 + 4 + 16 + 0) / 4)
+    assert [[own.tolist() for own in turns] for turns in result.per_token] == [[[1 / root, -2 / root], [4 / root]], [[0.0]]]
+    assert seen == (RunningSquare(4.0, 21.0) if kind == "running" else NO_BATCHES)
 
 
 def test_a_running_scale_forgets_slowly_and_survives_a_record_bit_for_bit() -> None:

@@ -57,12 +57,12 @@ class DescribingTemplate(ChatTemplate):
     def _without_calls(self, messages: Sequence[PlainMessage]) -> list[PlainMessage]:
         written: list[PlainMessage] = []
         after_result = False
-        for message in messages:
-            role = message["role"]
+        for given in messages:
+            role, message = given["role"], dict(given)
             if role in _RESULTS:
-                message = {"role": "user", "content": str(message["content"]).join(self._writer.result)}
+                message = _from_user(str(given["content"]).join(self._writer.result))
             if after_result and message["role"] == "user":
-                message = {"role": "user", "content": f"{written.pop()['content']}\n{message['content']}"}
+                message = _from_user(f"{written.pop()['content']}\n{message['content']}")
             after_result = role in _RESULTS
             written.append(self._with_calls_as_text(message) if message.get("tool_calls") else message)
         return written
@@ -75,3 +75,7 @@ class DescribingTemplate(ChatTemplate):
             texts.append(json.dumps(fields, ensure_ascii=False).join(self._writer.call))
         rest = {key: value for key, value in message.items() if key != "tool_calls"}
         return {**rest, "content": "\n".join(texts)}
+
+
+def _from_user(text: str) -> PlainMessage:
+    return {"role": "user", "content": text}

@@ -379,7 +379,8 @@ class _PolicyStream(AnswerStream):
         self._end_was_sampled = False
         self._text = policy.renderer.incremental_decoder()
         thinking = prompt.extension.thinking_open
-        self._splitter = DeltaSplitter(tools=prompt.tools, stops=call.sampling.stop, thinking_open=thinking)
+        form, stops = policy.renderer.tool_format, call.sampling.stop
+        self._splitter = DeltaSplitter(form, tools=bool(prompt.tools), stops=stops, thinking_open=thinking)
 
     async def next(self) -> Sequence[Piece]:
         """Return what new ids settle; at the end the rest and the answer."""

@@ -19,6 +19,14 @@ MAX_TOOLS = 1024
 """Most tools of one call."""
 MAX_TOOLS_BYTES = 512 * 1024
 """Largest tools of one call, as JSON."""
+_MEDIA = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "image"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "video"),
+    **dict.fromkeys(("file", "input_file", "container_upload"), "file"),
+    "document": "document",
+}
+"""What the parts of a message that are no text hold, by their types in any dialect."""
 _KINDS = {"str": "text", "list": "a list", "dict": "an object", "bool": "true or false"}
 _T = TypeVar("_T")
 
@@ -144,8 +152,27 @@ def argument_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def refused_image(where: str, kind: str) -> CallRefused:
-    """Return the refusal of a part that the policy cannot read."""
-    return CallRefused(
-        f"{where} is of type {kind!r:.80}: the policy reads text only; send text in its place", code="unsupported_input"
+def omitted_text(kind: str) -> str | None:
+    """Return the text in the place of an image or a file that is omitted; None for parts of other types.
+
+    Example:
+        >>> omitted_text("input_image"), omitted_text("text")
+        ('[image omitted]', None)
+    """
+    return f"[{_MEDIA[kind]} omitted]" if kind in _MEDIA else None
+
+
+def text_in_place(where: str, kind: str, *, omit_media: bool) -> str:
+    """Return the text in the place of a part that the policy cannot read.
+
+    Raises:
+        CallRefused: such parts are not omitted, or this one is neither an image nor a file.
+    """
+    text = omitted_text(kind) if omit_media else None
+    if text is not None:
+        return text
+    remedy = ", or open the door with `images: omit`" if kind in _MEDIA and not omit_media else ""
+    raise CallRefused(
+        f"{where} is of type {kind!r:.80}: the policy reads text only; send text in its place{remedy}",
+        code="unsupported_input",
     )

@@ -162,7 +162,7 @@ class _Calls:
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Answer the number of tokens of a call's prompt."""
         with self._room():
-            call = self._single.read(MessagesDialect(), await request.read())
+            call = self._single.read(MessagesDialect(takes_prefill=True), await request.read())
             return json_reply({"input_tokens": self._single.count_tokens(call)})
 
     async def _openai_call(self, request: web.Request, known: Collection[str]) -> OpenAICall:

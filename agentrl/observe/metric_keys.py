@@ -129,8 +129,8 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "workflow.gateway.NAME",
             "requests",
-            "mean number with an ignored field (`ignored.FIELD`), that joined an earlier one (`joined_retries`), or that "
-            "were side calls (`side_calls`)",
+            "mean number with an ignored field (`ignored.FIELD`), that joined an earlier one (`joined_retries`), that were "
+            "side calls (`side_calls`), or that another model answered (`passed_on.ROUTE`)",
         ),
         ("workflow.resent.CHANGE", "answers", "mean number that clients over HTTP sent back rewritten, and were restored"),
         ("workflow.unreported_calls", "calls", "mean number that agents gave up, of which no server told what it sampled"),

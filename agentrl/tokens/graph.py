@@ -78,8 +78,8 @@ class Prompt(msgspec.Struct, frozen=True):
     match: HistoryMatch | None
     """The meeting point of request and recorded conversations; None for a call made of ids."""
     tools_key: bytes
-    tools: bool
-    """Whether the request has tools, so that the output may hold tool calls."""
+    tools: ToolSchemas | None
+    """The tools of the request, so that the output may hold tool calls."""
     sent_after: int
     """The number of turns complete when the request was prepared."""
     sent_at: int
@@ -175,10 +175,11 @@ class TokenGraph:
         key = tools_key(tools)
         match = self._recorded.index.find(messages, key, branch)
         extension = self._extensions.render(match, messages, tools)
-        as_read, parent = match.request.messages, extension.parent
+        shown, as_read, parent = tools or None, match.request.messages, extension.parent
         if parent is None:
-            return self._prompt(started_s, extension, match, key, plain_fields(as_read), tools)
-        return self._prompt(started_s, extension, match, key, plain_fields(as_read[self._recorded.index.lengths[parent] :]))
+            return self._prompt(started_s, extension, match, key, plain_fields(as_read), shown, starts=True)
+        new = plain_fields(as_read[self._recorded.index.lengths[parent] :])
+        return self._prompt(started_s, extension, match, key, new, shown)
 
     def prepare_ids(self, context_ids: Sequence[int] | Int32Array, parent: int | None = None) -> Prompt:
         """Return the prompt of a token-level call: `context_ids`, which are in the vocabulary, after the turn `parent`."""
@@ -282,12 +283,15 @@ class TokenGraph:
         match: HistoryMatch | None,
         key: bytes,
         messages: tuple[Message, ...] = (),
-        schemas: ToolSchemas | None = None,
+        tools: ToolSchemas | None = None,
+        *,
+        starts: bool = False,
     ) -> Prompt:
         added = array("i", extension.ids).tobytes()
         context = self._contexts.build(extension.parent, added)
         sent_after, sent_at = len(self._turns), next(self._clock)
-        return Prompt(extension, added, context, match, key, bool(key), sent_after, sent_at, messages, schemas, started_s)
+        schemas = tools if starts else None
+        return Prompt(extension, added, context, match, key, tools, sent_after, sent_at, messages, schemas, started_s)
 
     def _check_output(self, output_ids: Int32Array, logprobs: Float32Array) -> None:
         if len(logprobs) != len(output_ids):

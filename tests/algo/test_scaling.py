@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from agentrl.algo.advantage import advantages, batch_advantages
+from agentrl.algo.advantage import advantages, batch_advantages, spread_over_tokens
 from agentrl.algo.advantages.estimated import GroupAdvantages
 from agentrl.algo.advantages.kl_rewards import with_kl_rewards
 from agentrl.algo.advantages.scaling import NO_BATCHES, Normalization, RunningSquare, scaled_advantages
@@ -140,3 +140,20 @@ def test_given_advantages_are_not_normalized_with_the_batch() -> None:
     np.testing.assert_array_equal(by_token(SOME, mine), by_token(SOME, alone))
     [only] = batch_advantages([given], config)
     assert [values.tolist() for values in only.per_turn] == [[0.5, 0.5], [-0.5]]
+
+
+def test_the_sums_of_running_fade_with_each_batch() -> None:
+    assert RunningSquare(100.0, 50.0).followed_by(1.0, 4.0) == RunningSquare(100.0, 53.5)
+
+
+def test_tokens_out_of_the_loss_count_nowhere_in_a_scale() -> None:
+    one = linear([None, None], 1.0)
+    played = group([replace(one, turns=(one.turns[0], replace(one.turns[1], left_out=True))), linear([None], 0.0)])
+    given = GroupAdvantages(per_turn=(np.array([2.0, 100.0]), np.array([-2.0])), zero_variance=False)
+    [found], _ = scaled_advantages([played], [given], "batch", NO_BATCHES)
+    assert [values.tolist() for values in found.per_turn] == [[1.0, 50.0], [-1.0]]
+
+
+def test_values_of_tokens_stand_at_the_sampled_tokens_after_the_context_of_their_turn() -> None:
+    [sample] = episode([turn(None, tokens=2, context=3)], 1.0).branches()
+    assert spread_over_tokens(sample, [np.array([5.0, 6.0])]).tolist() == [0.0, 0.0, 0.0, 5.0, 6.0]

@@ -449,3 +449,18 @@ async def test_a_client_cannot_fill_the_metrics_of_an_episode_with_names_of_its_
     assert len(ignored) == MAX_IGNORED + 1
     assert max(map(len, ignored)) < 150
     assert ignored[IGNORED_METRIC + "other"] == 1000 - MAX_IGNORED
+
+
+async def test_tokens_of_a_message_with_the_beginning_of_its_answer_are_counted_though_the_call_is_refused():
+    client, policy = scripted_client(["a"])
+    prefilled = {"messages": [*HI, {"role": "assistant", "content": "The sum of the two is"}]}
+    async with client.served() as door, aiohttp.ClientSession() as http:
+        counts: list[int] = []
+        for body in ({"messages": HI}, prefilled):
+            async with http.post(f"{door.url}/v1/messages/count_tokens", json=body) as response:
+                assert response.status == 200, await response.text()
+                counts.append((await response.json())["input_tokens"])
+        async with http.post(f"{door.url}/v1/messages", json={**prefilled, "max_tokens": 9}) as response:
+            assert response.status == 400
+    assert counts[1] > counts[0]
+    assert not policy.calls

@@ -10,7 +10,7 @@ from typing import Final, cast
 
 from agentrl.gateway.body import CallRefused
 from agentrl.gateway.dialects.client_tools import client_tool, is_run_by_provider
-from agentrl.gateway.fields import Fields, argument_json, check_tools, function_tool, refused_image, tool_call
+from agentrl.gateway.fields import Fields, argument_json, check_tools, function_tool, text_in_place, tool_call
 from agentrl.types import Message
 
 _ROLES: Final = ("user", "assistant", "system")
@@ -21,9 +21,10 @@ UNPARSED: Final = "__unparsedToolInput"
 
 
 class BlockReader:
-    """Reads messages."""
+    """Reads messages; with `omit_media` a text takes the place of each image and file."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, omit_media: bool = False) -> None:
+        self._omit_media = omit_media
         self.messages: list[Message] = []
         self.ignored: set[str] = set()
 
@@ -128,7 +129,9 @@ class BlockReader:
             block.skip((*_SILENT, "citations"))
             self._count(kind, block)
             return text
-        raise refused_image(block.place("type").removesuffix(".type"), kind)
+        text = text_in_place(block.place("type").removesuffix(".type"), kind, omit_media=self._omit_media)
+        self.ignored.add(f"messages[].{kind}")
+        return text
 
     def _count(self, kind: str, block: Fields) -> None:
         self.ignored.update(f"{kind}.{each.rsplit('.', 1)[-1]}" for each in block.unread)

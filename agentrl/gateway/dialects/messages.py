@@ -40,23 +40,29 @@ NO_THREADS: Final = "thread_unsupported_request"
 
 
 class MessagesDialect:
-    """`POST /v1/messages`, and `/v1/messages/count_tokens` with the same body."""
+    """`POST /v1/messages`, and `/v1/messages/count_tokens` with the same body.
+
+    With `takes_prefill` a body may end with the beginning of its answer, which counts tokens and is never continued.
+    """
 
     name = "messages"
 
-    def read(self, body: bytes, store: ItemStore | None) -> DialectCall:
+    def __init__(self, *, takes_prefill: bool = False) -> None:
+        self._takes_prefill = takes_prefill
+
+    def read(self, body: bytes, store: ItemStore | None, *, omit_media: bool = False) -> DialectCall:
         """Return a body as a call."""
         sent = read_object(body)
         fields = Fields(sent)
         if fields.any("thread") is not None:
             raise CallRefused("thread is not served: histories are not kept here; send all messages", code=NO_THREADS)
         fields.skip(_SILENT)
-        reader = BlockReader()
+        reader = BlockReader(omit_media=omit_media)
         reader.read_system(fields.any("system"))
         messages = reader.read(cast("list[object]", fields.need("messages", list)))
         if not messages:
             raise CallRefused("messages is empty; send at least one")
-        if messages[-1]["role"] == "assistant":
+        if messages[-1]["role"] == "assistant" and not self._takes_prefill:
             raise CallRefused(
                 "messages ends with the assistant: a given beginning of the answer (prefill) is not continued here; "
                 "end with a message of the user"

@@ -41,7 +41,7 @@ class ResponsesDialect:
 
     name = "responses"
 
-    def read(self, body: bytes, store: ItemStore | None) -> DialectCall:
+    def read(self, body: bytes, store: ItemStore | None, *, omit_media: bool = False) -> DialectCall:
         """Return a body as a call, items of earlier responses included."""
         sent = read_object(body)
         fields = Fields(sent)
@@ -52,7 +52,7 @@ class ResponsesDialect:
         previous = fields.read("previous_response_id", str)
         items = resolved_input(fields.any("input") if previous is None else sent.get("input", []), store)
         fields.skip(("input", *_SILENT, *(["truncation"] if sent.get("truncation") == "disabled" else [])))
-        reader = ItemReader()
+        reader = ItemReader(omit_media=omit_media)
         messages = reader.read([*_earlier(previous, store), *items])
         instructions = fields.read("instructions", str)
         if instructions:

@@ -31,6 +31,7 @@ from agentrl.gateway.dialects.answers import delta_of
 from agentrl.gateway.event_stream import KEEP_ALIVE_S, event_response
 from agentrl.gateway.sessions.calls import SharedCall
 from agentrl.gateway.sessions.dialects import COUNT_ROUTE, dialect_of_path, served_dialects, served_routes
+from agentrl.gateway.sessions.endpoint_routes import ENDPOINT_ROUTES
 from agentrl.gateway.sessions.session import EpisodeSession, Requester
 from agentrl.gateway.sessions.side_calls import other_answers
 from agentrl.gateway.unexpected import unexpected_error
@@ -116,9 +117,12 @@ class DoorServer:
         if dialect is not None:
             _check_method(request, "POST")
             if place.route == COUNT_ROUTE:
-                tokens = session.count_tokens(dialect.read(await request.read(), session.store))
+                tokens = session.count_tokens(session.read(dialect, await request.read()))
                 return json_reply({"input_tokens": tokens})
             return await _answer_model_call(request, dialect, session, place)
+        if place.route in ENDPOINT_ROUTES:
+            _check_method(request, "POST")
+            return await session.pass_on(request, place.route)
         return answer_other(request, place.route)
 
 
@@ -181,7 +185,7 @@ async def _shared_server() -> AsyncGenerator[tuple[DoorServer, str]]:
 async def _answer_model_call(
     request: web.Request, dialect: Dialect, session: EpisodeSession, place: RequestPlace
 ) -> web.StreamResponse:
-    asked = dialect.read(await request.read(), session.store)
+    asked = session.read(dialect, await request.read())
     return await answer_call(request, dialect, asked, session, requester_of(request, dialect, asked, place))
 
 

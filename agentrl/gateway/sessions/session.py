@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final, NamedTuple, cast
 
 import anyio
+from aiohttp import web
 
 from agentrl.client import Client, DoorSettings
 from agentrl.client.backend import Answer, AskedCall
@@ -23,9 +24,10 @@ from agentrl.gateway.event_stream import KEEP_ALIVE_S
 from agentrl.gateway.ignored import IgnoredFields
 from agentrl.gateway.items import ItemStore
 from agentrl.gateway.sessions.calls import RecentCalls, SharedCall
+from agentrl.gateway.sessions.endpoint_routes import unanswered_route
 from agentrl.gateway.sessions.matching import ResentHistory
 from agentrl.gateway.sessions.rewards import set_reward
-from agentrl.gateway.sessions.side_calls import SIDE_CALL, OtherAnswers, is_side_call
+from agentrl.gateway.sessions.side_calls import SIDE_CALL, OtherAnswers, is_side_call, role_by_rule
 from agentrl.servers.http.errors import decode_body, json_bytes
 from agentrl.tokens.template.rendering import ToolSchemas
 from agentrl.types import BranchPath, Speaker
@@ -34,6 +36,8 @@ JOINED_METRIC: Final = "gateway.joined_retries"
 """Requests that got the answer of an earlier one: marked retries, and repetitions whose answer did not arrive."""
 SIDE_METRIC: Final = "gateway.side_calls"
 """Side calls, by the rule of `SideCalls`."""
+PASSED_METRIC: Final = "gateway.passed_on."
+"""The metric `gateway.passed_on.ROUTE`: requests that another model answered, and that are no turns."""
 IGNORED_METRIC: Final = "gateway.ignored."
 """The metric `gateway.ignored.FIELD`: requests with a field that has no effect."""
 _NOT_OF_THE_CALL: Final = frozenset({"stream", "stream_options"})
@@ -96,6 +100,14 @@ class EpisodeSession:
         self._send.close()
         self._receive.close()
 
+    def read(self, dialect: Dialect, body: bytes) -> DialectCall:
+        """Return the body of a request as a call.
+
+        Raises:
+            CallRefused: as `Dialect.read` says.
+        """
+        return dialect.read(body, self.store, omit_media=self._settings.images == "omit")
+
     def ask(self, dialect: Dialect, call: DialectCall, requester: Requester, *, is_retry: bool | None) -> SharedCall:
         """Return the call that a request makes or repeats; `RecentCalls` says which, by the mark `is_retry`."""
         identity = _identity(dialect, call, requester)
@@ -112,6 +124,17 @@ class EpisodeSession:
         self._send.send_nowait(found)
         return found
 
+    async def pass_on(self, request: web.Request, route: str) -> web.StreamResponse:
+        """Answer a request that is for another model, whatever the model is that it names.
+
+        Raises:
+            CallRefused: the run names no endpoint for it, or as `EndpointRoutes.answer` says.
+        """
+        if self._other is None:
+            raise unanswered_route(route, is_replay=self.client.backend.is_replay)
+        self._count(f"{PASSED_METRIC}{route}")
+        return await self._other.routes.answer(request, route)
+
     def awaits(self, dialect: Dialect, call: DialectCall, requester: Requester) -> bool:
         """Return whether an equal request was made, and its answer has not arrived."""
         return self._recent.awaited(_identity(dialect, call, requester)) is not None
@@ -119,7 +142,7 @@ class EpisodeSession:
     def _asked(self, dialect: Dialect, call: DialectCall, requester: Requester) -> tuple[AskedCall, OtherAnswers | None]:
         """Return what a new request asks, and who answers it in the place of the policy."""
         own, caller, rule = self.client.speaker, requester.caller, self._settings.side_calls
-        role = requester.role or caller.role or own.role
+        role = requester.role or caller.role or role_by_rule(self._settings.roles, call) or own.role
         is_side = is_side_call(rule, call, role)
         if is_side:
             self._count(SIDE_METRIC)

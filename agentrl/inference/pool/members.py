@@ -58,6 +58,11 @@ class Server(Protocol):
         ...
 
     @property
+    def dtype(self) -> str:
+        """Type in which it holds weights, by torch's name; another word where it does not say."""
+        ...
+
+    @property
     def max_context_tokens(self) -> int | None:
         """Longest context plus output, tokens, that the server grants every call; None while unknown."""
         ...

@@ -231,6 +231,10 @@ class SGLangServer:
         return self.info.checksum_kind
 
     @property
+    def dtype(self) -> str:
+        return self.info.dtype
+
+    @property
     def max_context_tokens(self) -> int | None:
         return None if self._info is None else self._info.max_context_tokens
 

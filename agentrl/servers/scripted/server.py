@@ -170,6 +170,10 @@ class ScriptedServer:
     def checksum_kind(self) -> str:
         return "agentrl"
 
+    @property
+    def dtype(self) -> str:
+        return "float32"
+
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return the script's answer, as `Backend.generate` does.
 

@@ -14,11 +14,10 @@ from agentrl.algo.advantages import ADVANTAGES
 from agentrl.algo.companions import CriticConfig, ReferenceConfig
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.filled import AlgorithmSlots, aggregate_of, filled
+from agentrl.algo.group_slots import KEEPS, SHAPINGS
 from agentrl.algo.guard import GUARDS
-from agentrl.algo.keeps import KEEPS
 from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.presets import PRESETS
-from agentrl.algo.shaping import SHAPINGS
 from agentrl.algo.slots import Bundled, SlotValue, slot_name, slot_value, with_option
 from agentrl.algo.terms import TERMS
 from agentrl.config.base import Config

@@ -10,10 +10,9 @@ from agentrl.algo.advantages import ADVANTAGES
 from agentrl.algo.advantages.advantage_options import EpisodeOptions, PassAtKOptions
 from agentrl.algo.companions import ReferenceConfig
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
+from agentrl.algo.group_slots import KEEPS, SHAPINGS
 from agentrl.algo.guard import GUARDS
-from agentrl.algo.keeps import KEEPS
 from agentrl.algo.losses import POLICY_LOSSES
-from agentrl.algo.shaping import SHAPINGS
 from agentrl.algo.slots import Need, Slot, SlotValue, slot_of, valid_options
 from agentrl.algo.terms import TERMS
 from agentrl.algo.terms.term_options import WeightSchedule

@@ -6,7 +6,7 @@ Invariant: a batch of kept groups is conditioned on what the function asks for, 
 from __future__ import annotations
 
 from agentrl.algo.advantages.estimated import GroupAdvantages
-from agentrl.algo.slots import Bundled, NoOptions
+from agentrl.algo.slots import NoOptions
 from agentrl.types import Group
 
 EQUAL = 1e-9
@@ -43,13 +43,3 @@ def returns_differ(group: Group) -> bool:
         if max(own) - min(own) > EQUAL * max(map(abs, own)):
             return True
     return False
-
-
-KEEPS: dict[str, Bundled] = {
-    "all": Bundled(function="agentrl.algo.keeps:every_group", formula="all groups"),
-    "mixed": Bundled(
-        function="agentrl.algo.keeps:mixed",
-        formula="groups with an advantage other than 0",
-        needs=frozenset({"advantages"}),
-    ),
-}

@@ -34,7 +34,8 @@ def load_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:
     """
     slots = algorithm.slots
     load_without_torch(slots.advantage, Sequence)
-    load_without_torch(slots.shaping, Group)
+    if slots.shaping.name != "none":
+        load_without_torch(slots.shaping, Group)
     if slots.keep.name == "all":
         return None
     estimate: Loaded[Sequence[Float64Array]] = load_without_torch(_judged_by(slots.advantage), Sequence)

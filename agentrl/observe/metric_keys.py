@@ -85,6 +85,13 @@ _SPEAKERS: tuple[tuple[str, str, str], ...] = (
         "`cached_share` by the number of the turn in its episode: `0`, `1`, `2_to_3`, and so on",
     ),
     ("left_out_turns", "turns", "that the run file keeps out of training (side calls)"),
+    ("aborted_turns", "turns", "that the agent gave up: by a stream that it left, a timeout, or a cancelled scope"),
+    ("aborted_tokens", "tokens", "sampled in such turns; they are trained like others"),
+    (
+        "truncated_sampling_tokens",
+        "tokens",
+        "sampled with `top_p` below 1, `top_k` or `min_p`, whose log-probs are those of the whole distribution",
+    ),
 )
 """Of the step's and of the evaluation's episodes."""
 
@@ -126,6 +133,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "side calls (`side_calls`), or that another model answered (`passed_on.ROUTE`)",
         ),
         ("workflow.resent.CHANGE", "answers", "mean number that clients over HTTP sent back rewritten, and were restored"),
+        ("workflow.unreported_calls", "calls", "mean number that agents gave up, of which no server told what it sampled"),
         ("workflow.unsupported_misses", "answers", "mean number that miss what `sampling.unsupported: prompt` asked for"),
         ("staleness_mean", "versions", "over the trained tokens of the batch"),
         ("staleness_p50", "versions", "median over the trained tokens of the batch"),

@@ -46,7 +46,7 @@ def describe_plan(plan: Plan) -> str:
         *_prefixes(plan),
         *_split(plan),
         *_memory(plan),
-        ("sampling", _sampling(config)),
+        ("sampling", sampling_line(config)),
         ("episodes", _episodes(config)),
         *_preset(config),
         ("batch", _batch(config)),
@@ -223,11 +223,13 @@ def _server_device(config: RunConfig) -> str:
     return f"on GPU {', '.join(map(str, gpus))}" + (f", {ways} each" if ways > 1 else "")
 
 
-def _sampling(config: RunConfig) -> str:
+def sampling_line(config: RunConfig) -> str:
+    """Return what the plan says of the sampling of model calls."""
     sampling = config.sampling
+    biased = "" if sampling.top_p == 1 else " (truncated: log-probs stay those of the whole distribution, a bias)"
     return (
-        f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, at most {sampling.max_tokens} tokens a call, "
-        f"history: {sampling.history}"
+        f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}{biased}, "
+        f"at most {sampling.max_tokens} tokens a call, history: {sampling.history}"
     )
 
 

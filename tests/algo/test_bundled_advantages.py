@@ -12,19 +12,26 @@ import numpy as np
 import pytest
 
 from agentrl.algo.advantages import ADVANTAGES
-from agentrl.algo.advantages.advantage_options import EpisodeOptions, GaeOptions, OffPolicyOptions, PassAtKOptions
-from agentrl.algo.advantages.episodes import best_of_k, max_rl, off_policy_baseline
+from agentrl.algo.advantages.advantage_options import (
+    EpisodeOptions,
+    GaeOptions,
+    GrpoOptions,
+    OffPolicyOptions,
+    OptimalBaselineOptions,
+    PassAtKOptions,
+)
+from agentrl.algo.advantages.episodes import best_of_k, grpo, max_rl, off_policy_baseline
 from agentrl.algo.advantages.episodes import episode as by_episode
-from agentrl.algo.advantages.gae import gae, token_gae, turn_gae
+from agentrl.algo.advantages.gae import ValueEstimate, gae, token_gae, turn_gae
 from agentrl.algo.advantages.players import Float64Array
-from agentrl.algo.advantages.turn_returns import returns_to_go
+from agentrl.algo.advantages.turn_returns import optimal_baseline, returns_to_go
 from agentrl.algo.advantages.whitening import whiten
 from agentrl.algo.slots import NoOptions
 from agentrl.errors import InvariantError
 from agentrl.testing import check_advantage
 from agentrl.testing.properties.random_programs import random_programs
 from agentrl.testing.properties.timed_trees import Environment, forked_while_running, hindsight, paid_late, racing_branches
-from agentrl.types import Float32Array, Group
+from agentrl.types import Float32Array, Group, Trajectory
 from tests.algo.build import episode, group, linear, turn
 
 
@@ -46,7 +53,9 @@ def test_with_a_trace_of_1_a_critic_gives_the_policy_gradient_in_every_random_pr
         check_advantage(load(name), GaeOptions(trace=0.5))
 
 
-def without_fractions(group: Group, options: GaeOptions, values: Sequence[Sequence[Float32Array]]) -> object:
+def without_fractions(
+    group: Group, options: GaeOptions, values: Sequence[Sequence[Float32Array]]
+) -> Sequence[ValueEstimate]:
     """Credit the final reward without its fraction."""
     whole = replace(group, episodes=tuple(replace(one, final_reward=int(one.final_reward or 0)) for one in group.episodes))
     return turn_gae(whole, options, values)
@@ -60,7 +69,7 @@ def test_an_advantage_that_drops_the_fraction_of_a_reward_is_refused() -> None:
 def test_random_programs_have_fractional_rewards_players_and_an_order_that_actions_decide() -> None:
     outcomes = [outcome.trajectory() for program in random_programs(48) for outcome in program()]
     rewards = [turn.reward for one in outcomes for turn in one.turns if turn.reward is not None]
-    assert all(value % 1 for value in [*rewards, *(one.final_reward for one in outcomes)])
+    assert all(value % 1 for value in [*rewards, *(one.final_reward or 0.0 for one in outcomes)])
     assert {turn.player for one in outcomes for turn in one.turns} == {"", "white", "black"}
     assert any(not any(turn.reward for turn in one.turns) for one in outcomes), "some pay at the end alone"
     orders = [{tuple(turn.sent_after for turn in o.trajectory().turns) for o in each()} for each in random_programs(48)]
@@ -146,6 +155,20 @@ GOLDEN: Mapping[str, Sequence[float]] = {
     "pass_at_k": [4 / 3, 0.0, 0.0, 16 / 3],
     "optimal_baseline": [0.0, -4 / 3, -4 / 3, 8 / 3],
 }
+
+
+def test_the_optimal_baseline_weighs_a_return_by_the_energy_of_all_tokens_up_to_the_end_of_its_turn() -> None:
+    def of(first: float, second: float, final: float) -> Trajectory:
+        pair = [
+            replace(turn(None, parent), output_logprobs=np.log(np.array([p], np.float32)))
+            for parent, p in ((None, first), (0, second))
+        ]
+        return episode(pair, final)
+
+    found = optimal_baseline(group([of(0.5, 0.5, 0.0), of(0.5, 0.5, 1.0), of(0.2, 0.5, 3.0)]), OptimalBaselineOptions())
+    first, second = 0.25 + 3 * 0.64, 0.5 + 3 * 0.89  # energies (1 - p)^2 are 0.25 and 0.64, and add up along the episode
+    assert found[0].tolist() == pytest.approx([-first / (0.25 + 0.64), -second / (0.5 + 0.89)])
+    assert found[1].tolist() == pytest.approx([1 - 3 * 0.64 / 0.89, 1 - 3 * 0.89 / 1.39])
 
 
 def recorded(group: Group) -> list[list[Float32Array]]:
@@ -313,8 +336,56 @@ def test_independent_branches_share_no_step_of_a_token_gae() -> None:
     assert [one.tolist() for one in estimate.advantages] == [[1.0, 1.0], [7.0]]
 
 
+def test_a_branch_takes_its_own_steps_alone_though_the_turn_before_it_was_recorded_later() -> None:
+    turns = [turn(branch=(0,), sent_at=3), turn(sent_at=1), turn(branch=(1,), sent_at=5)]
+    values = [np.array([value], np.float32) for value in (2.0, 1.0, 4.0)]
+    for estimate_of in (token_gae, turn_gae):
+        [estimate] = estimate_of(group([episode(turns, 8.0)]), GaeOptions(discount=1.0, trace=0.5), [values])
+        # The second turn's steps are 0 + 2 - 1, 0 + 4 - 2 and 8 - 4, of weights 1, 1/2 and 1/4.
+        assert [own.tolist() for own in estimate.advantages] == [[8 - 2], [1 + 2 / 2 + 4 / 4], [8 - 4]]
+
+
 def test_values_that_do_not_fit_the_tokens_are_refused() -> None:
     one = episode([turn(1.0, tokens=2)])
     for wrong in ([np.zeros(3, np.float32)], [np.array([0.0, np.nan], np.float32)], []):
         with pytest.raises(InvariantError, match="finite value for each of"):
             turn_gae(group([one]), GaeOptions(), [wrong])
+
+
+def test_the_off_policy_baseline_of_a_player_weighs_its_own_trained_turns() -> None:
+    def played(white: float, black: float) -> Trajectory:
+        return episode([turn(white, player="white"), turn(black, player="black", sent_after=1), turn(0.0, sent_after=2)])
+
+    whole = group([played(1.0, 0.0), played(0.0, 1.0)])
+    out = [
+        replace(one, turns=(*one.turns[:2], replace(one.turns[2], player="white", left_out=True))) for one in whole.episodes
+    ]
+    games = replace(whole, episodes=tuple(out))
+    logs = [[0.5, -0.7, 2.0], [0.0, 0.0, 0.0]]
+    current = [
+        [own.output_logprobs + np.float32(by) for own, by in zip(one.turns, shifts, strict=True)]
+        for one, shifts in zip(games.episodes, logs, strict=True)
+    ]
+    got = off_policy_baseline(games, OffPolicyOptions(), current)
+    for at, won in ((0, 0), (1, 1)):  # white wins the first game, black the second
+        masses = [math.exp(2 * shifts[at]) * (1 - math.exp(-0.5 + shifts[at])) ** 2 for shifts in logs]
+        baseline = masses[won] / sum(masses)
+        assert [float(values[at]) for values in got] == pytest.approx(
+            [(game == won) - baseline for game in (0, 1)], rel=1e-5
+        )
+
+
+def test_grpo_adds_epsilon_to_the_spread() -> None:
+    first, second = grpo(group([linear([1.0]), linear([0.0])]), GrpoOptions(epsilon=1.0))
+    assert (float(first[0]), float(second[0])) == pytest.approx((0.5 / (math.sqrt(0.5) + 1), -0.5 / (math.sqrt(0.5) + 1)))
+
+
+def test_max_rl_teaches_nothing_where_the_mean_is_not_above_0() -> None:
+    assert [values.tolist() for values in max_rl(group([linear([-1.0]), linear([0.5])]), NoOptions())] == [[0.0], [0.0]]
+
+
+def test_a_turn_s_value_is_that_before_its_first_token() -> None:
+    one = episode([turn(1.0, tokens=3)])
+    [found] = turn_gae(group([one]), GaeOptions(trace=1.0), [[np.array([0.25, 5.0, 9.0], np.float32)]])
+    assert [own.tolist() for own in found.advantages] == [[0.75] * 3]
+    assert [own.tolist() for own in found.targets] == [[1.0] * 3]

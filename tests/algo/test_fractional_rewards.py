@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pytest
 
 from agentrl.algo.advantage import batch_advantages
 from agentrl.algo.advantages.advantage_options import GaeOptions
-from agentrl.algo.advantages.gae import token_gae, turn_gae
+from agentrl.algo.advantages.gae import ValueEstimate, token_gae, turn_gae
 from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.algo.config import AlgorithmConfig
 from tests.algo.build import episode, group, linear, turn
@@ -17,7 +19,9 @@ WHOLE = GaeOptions(discount=1.0, trace=1.0)
 
 @pytest.mark.parametrize("estimate", [turn_gae, token_gae])
 @pytest.mark.parametrize("final", [0.9, 1.7, -0.5, 1, 0.1])
-def test_without_turn_rewards_a_critic_credits_the_fraction_of_the_final_reward(estimate, final: float) -> None:
+def test_without_turn_rewards_a_critic_credits_the_fraction_of_the_final_reward(
+    estimate: Callable[..., Sequence[ValueEstimate]], final: float
+) -> None:
     one = linear([None, None], final)
     values = [np.array([0.25], np.float32), np.array([0.5], np.float32)]
     [found] = estimate(group([one]), WHOLE, [values])

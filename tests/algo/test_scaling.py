@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -9,9 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from agentrl.algo.advantage import advantages, batch_advantages
+from agentrl.algo.advantage import advantages, batch_advantages, spread_over_tokens
 from agentrl.algo.advantages.estimated import GroupAdvantages
 from agentrl.algo.advantages.kl_rewards import with_kl_rewards
+from agentrl.algo.advantages.prices import priced
 from agentrl.algo.advantages.scaling import NO_BATCHES, Normalization, RunningSquare, scaled_advantages
 from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.algo.config import AlgorithmConfig
@@ -52,15 +54,16 @@ def test_the_tokens_of_a_group_or_of_a_batch_have_a_mean_square_of_1(kind: Norma
     assert np.square(counted[kind]).mean() == pytest.approx(1.0)
 
 
-def test_tokens_of_one_turn_are_scaled_one_by_one() -> None:
-    sizes = [tokens_of(one) for one in SOME.episodes]
-    estimate = replace(
-        advantages(SOME, CONFIG), per_token=tuple(tuple(np.arange(size) - 1.0 for size in turns) for turns in sizes)
-    )
-    [result], _ = scaled_advantages([SOME], [estimate], "batch", NO_BATCHES)
+@pytest.mark.parametrize("kind", ["group", "batch", "running"])
+def test_tokens_of_one_turn_are_scaled_one_by_one(kind: Normalization) -> None:
+    of = group([episode([turn(tokens=2), turn(tokens=1)], 1.0), episode([turn(tokens=1)], 0.0)])
+    given = ((np.array([1.0, -2.0]), np.array([4.0])), (np.array([0.0]),))
+    estimate = replace(advantages(of, CONFIG), per_token=given)
+    [result], seen = scaled_advantages([of], [estimate], kind, NO_BATCHES)
     assert result.per_token is not None
-    flat = np.concatenate([turn for turns in result.per_token for turn in turns])
-    assert np.square(flat).mean() == pytest.approx(1.0)
+    root = math.sqrt((1 + 4 + 16 + 0) / 4)
+    assert [[own.tolist() for own in turns] for turns in result.per_token] == [[[1 / root, -2 / root], [4 / root]], [[0.0]]]
+    assert seen == (RunningSquare(4.0, 21.0) if kind == "running" else NO_BATCHES)
 
 
 def test_a_running_scale_forgets_slowly_and_survives_a_record_bit_for_bit() -> None:
@@ -130,6 +133,15 @@ def test_a_price_is_credited_to_no_later_turn_where_the_turn_s_own_reward_is_set
     assert [own.reward for own in paid.episodes[0].turns] == pytest.approx([0.25 - 0.05, -0.05])
 
 
+def test_two_prices_of_a_turn_are_both_paid_before_what_was_sent_later() -> None:
+    late, after = turn(1.0, None, sent_at=1, rewarded_at=9), turn(None, 0, sent_at=3)
+    for reward in (1.0, None):
+        own = replace(late, reward=reward, rewarded_at=None if reward is None else 9)
+        paid = episode([priced(priced(own, 0.25), 0.5), after], 2.0)
+        assert returns_to_go(paid, 1.0).tolist() == [2.0 + (reward or 0.0) - 0.75, 2.0 + (reward or 0.0)]
+        assert paid.episode_return == 2.0 + (reward or 0.0) - 0.75
+
+
 def test_given_advantages_are_not_normalized_with_the_batch() -> None:
     given = group([replace(one, advantage=value) for one, value in zip(EPISODES[:2], (0.5, -0.5), strict=True)])
     config = AlgorithmConfig(advantage="reinforce_plus_plus")
@@ -140,3 +152,20 @@ def test_given_advantages_are_not_normalized_with_the_batch() -> None:
     np.testing.assert_array_equal(by_token(SOME, mine), by_token(SOME, alone))
     [only] = batch_advantages([given], config)
     assert [values.tolist() for values in only.per_turn] == [[0.5, 0.5], [-0.5]]
+
+
+def test_the_sums_of_running_fade_with_each_batch() -> None:
+    assert RunningSquare(100.0, 50.0).followed_by(1.0, 4.0) == RunningSquare(100.0, 53.5)
+
+
+def test_tokens_out_of_the_loss_count_nowhere_in_a_scale() -> None:
+    one = linear([None, None], 1.0)
+    played = group([replace(one, turns=(one.turns[0], replace(one.turns[1], left_out=True))), linear([None], 0.0)])
+    given = GroupAdvantages(per_turn=(np.array([2.0, 100.0]), np.array([-2.0])), zero_variance=False)
+    [found], _ = scaled_advantages([played], [given], "batch", NO_BATCHES)
+    assert [values.tolist() for values in found.per_turn] == [[1.0, 50.0], [-1.0]]
+
+
+def test_values_of_tokens_stand_at_the_sampled_tokens_after_the_context_of_their_turn() -> None:
+    [sample] = episode([turn(None, tokens=2, context=3)], 1.0).branches()
+    assert spread_over_tokens(sample, [np.array([5.0, 6.0])]).tolist() == [0.0, 0.0, 0.0, 5.0, 6.0]

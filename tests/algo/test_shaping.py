@@ -10,14 +10,8 @@ import pytest
 from agentrl.algo.advantages.episodes import dr_grpo
 from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.shaping import (
-    OverlongOptions,
-    TruncatedOptions,
-    mask_truncated,
-    punishment,
-    shaped_groups,
-    soft_overlong,
-)
+from agentrl.algo.group_slots import OverlongOptions, TruncatedOptions
+from agentrl.algo.shaped_groups import mask_truncated, punishment, shaped_groups, soft_overlong
 from agentrl.algo.slots import NoOptions, as_loaded
 from agentrl.engine.batch import prepare_batch
 from agentrl.engine.estimates import VerifiedGroups
@@ -49,6 +43,12 @@ def test_an_episode_pays_where_its_tokens_go_beyond_and_no_later_turn_is_credite
     assert paid.episode_return == 0.0
     assert returns_to_go(paid, 1.0).tolist() == [0.0, 0.0, 0.5]
     assert [own.reward for own in paid.turns] == [None, -0.5, -0.5]
+
+
+def test_of_turns_that_run_side_by_side_the_one_that_was_sent_later_goes_beyond() -> None:
+    late, early = turn(tokens=5, sent_at=3), turn(tokens=5, sent_at=1)
+    paid = soft_overlong(group([episode([late, early], 1.0)]), OverlongOptions(limit=10, cache=4)).episodes[0]
+    assert [own.reward for own in paid.turns] == [-1.0, None]
 
 
 def test_each_turn_may_have_its_own_length_and_each_player_its_own() -> None:
@@ -149,3 +149,9 @@ def test_a_function_of_the_user_changes_rewards_and_may_change_nothing_that_was_
 def test_a_limit_must_be_given() -> None:
     with pytest.raises(ValueError, match=r"algorithm\.shaping: soft_overlong.limit: field required"):
         AlgorithmConfig(shaping="soft_overlong").slots  # noqa: B018
+
+
+def test_the_tokens_of_one_player_are_no_part_of_the_length_of_another() -> None:
+    both = episode([turn(tokens=3, player="a"), turn(sent_after=1, tokens=1, player="b")], 1.0)
+    paid = soft_overlong(group([both]), OverlongOptions(limit=4, cache=2)).episodes[0]
+    assert [own.reward for own in paid.turns] == [-0.5, None]

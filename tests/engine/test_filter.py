@@ -68,3 +68,14 @@ def test_a_difference_that_no_trained_turn_sees_keeps_nothing() -> None:
 
 def test_the_preset_dapo_keeps_a_game_with_one_win_each() -> None:
     assert keeps([game(1.0, -1.0), game(-1.0, 1.0)], keep={"mixed": {"max_groups_per_step": 4}}, preset="dapo")
+
+
+def test_after_as_many_groups_as_it_may_leave_out_a_batch_takes_any_and_the_next_one_begins_anew() -> None:
+    keep = {"mixed": {"max_groups_per_step": 3}}
+    chosen = load_filter(AlgorithmConfig.model_validate({"keep": keep, "group_size": 2, "groups_per_step": 1}))
+    assert chosen is not None
+    equal = group([linear([1.0]), linear([1.0])])
+    assert [chosen.keeps(equal, version=version) for version in (1, 1, 1, 1, 2, 2, 2)] == [
+        *(False, False, True, True),
+        *(False, False, True),
+    ]

@@ -116,7 +116,7 @@ async def test_a_page_of_another_site_and_another_host_are_turned_away():
     assert not policy.calls
 
 
-async def test_a_client_that_disconnects_aborts_its_call_and_nothing_is_recorded():
+async def test_a_client_that_disconnects_aborts_its_call_and_what_it_had_sampled_is_a_turn():
     hold = Hold(at=2)
     client, policy = scripted_client([ScriptedReply(output="never heard", holds=(hold,)), "heard"])
     async with client.served() as door, door_client(door) as remote:
@@ -127,7 +127,8 @@ async def test_a_client_that_disconnects_aborts_its_call_and_nothing_is_recorded
             await until(lambda: policy.aborted)
         completion = await remote.chat.completions.create(model="policy", messages=HI)
     assert completion.choices[0].message.content == "heard"
-    assert len(client.turns) == 1
+    assert [turn.stop_reason for turn in client.episode.turns] == [StopReason.ABORT, StopReason.STOP]
+    assert client.turns[0].message["content"] == "ne"
 
 
 async def test_a_marked_retry_joins_its_open_call_and_a_later_request_is_a_new_sample():
@@ -286,7 +287,7 @@ async def cut(door: Door, hold: Hold | None, received: bytes) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 2, 5, 9])
-async def test_a_stream_that_is_cut_in_its_middle_and_asked_again_is_one_turn(at: int):
+async def test_a_stream_that_is_cut_in_its_middle_and_asked_again_is_a_turn_beside_the_one_that_goes_on(at: int):
     hold = Hold(at=at)
     client, policy = scripted_client([ScriptedReply(output="0123456789", holds=(hold,)), "whole", "thanks"])
     async with client.served() as door, door_client(door) as remote:
@@ -297,8 +298,10 @@ async def test_a_stream_that_is_cut_in_its_middle_and_asked_again_is_one_turn(at
         await remote.chat.completions.create(model="policy", messages=history)
     trajectory = client.close(StopReason.COMPLETED, 1.0)
     assert played(again) == "whole"
-    assert len(trajectory.turns) == 2
-    assert len(trajectory.branches()) == 1
+    cut_off, whole, last = trajectory.turns
+    assert (cut_off.stop_reason, cut_off.message["content"]) == (StopReason.ABORT, "0123456789"[:at])
+    assert (last.parent, last.fork, whole.context_ids.tolist()) == (1, None, cut_off.context_ids.tolist())
+    assert len(trajectory.branches()) == 2
     verify(trajectory)
 
 

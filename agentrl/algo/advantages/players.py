@@ -6,22 +6,38 @@ Invariant: each player's part of an episode counts as an episode; all players sh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.algo.advantages.prices import payments
 from agentrl.episode.checks import are_independent
-from agentrl.types import BoolArray, BranchPath, Trajectory
+from agentrl.types import BoolArray, BranchPath, Trajectory, Turn
 
 Float64Array: TypeAlias = NDArray[np.float64]
 Int64Array: TypeAlias = NDArray[np.int64]
 
 ROUNDING = 1e-9
 """Advantages up to this part of the group's largest absolute return are rounding: taken as 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedTurn(Turn):
+    """A turn whose `reward` holds a price beside a reward that was set later."""
+
+    at_once: float = 0.0
+    """Part of `reward` that was known when its tokens were sampled: minus the price."""
+
+
+class Payment(NamedTuple):
+    """A part of a turn's reward."""
+
+    amount: float
+    moment: int
+    """When it was set, by the count of `Turn.rewarded_at`; -1 where there is none."""
+    is_price: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +75,7 @@ def part_of(episode: Trajectory, player: str) -> PlayerPart:
     at = np.array([index for index, turn in enumerate(episode.turns) if turn.player == player], np.int64)
     turns = [episode.turns[index] for index in at.tolist()]
     branches = [turn.branch for turn in turns]
-    paid = [(index, *each) for index, turn in enumerate(turns) for each in payments(turn)]
+    paid = [(index, *each) for index, turn in enumerate(turns) for each in _payments(turn)]
     # The turns' own rewards first, in their order.
     paid.sort(key=lambda each: each[3])
     return PlayerPart(
@@ -73,6 +89,14 @@ def part_of(episode: Trajectory, player: str) -> PlayerPart:
         related=_related(branches),
         final=episode.final_reward or 0.0,
     )
+
+
+def _payments(turn: Turn) -> Iterator[Payment]:
+    """Yield the parts of a turn's reward: its own, 0 where there is none, then its price if that was set earlier."""
+    at_once = turn.at_once if isinstance(turn, PricedTurn) else 0.0
+    yield Payment((turn.reward or 0.0) - at_once, -1 if turn.rewarded_at is None else turn.rewarded_at, is_price=False)
+    if at_once:
+        yield Payment(at_once, turn.sent_at + 1, is_price=True)
 
 
 def is_rounding(differences: Float64Array, returns: Float64Array) -> bool:

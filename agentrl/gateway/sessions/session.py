@@ -118,7 +118,8 @@ class EpisodeSession:
         self._ignored.count(call.ignored)
         asked, other = self._asked(dialect, call, requester)
         keep = partial(self._keep, dialect, call)
-        found = SharedCall(self.client.backend, asked, stream=call.stream, on_answer=keep, other=other)
+        after = self._recent.ending()
+        found = SharedCall(self.client.backend, asked, stream=call.stream, on_answer=keep, other=other, after=after)
         self._recent.add(identity, found)
         self._send.send_nowait(found)
         return found

@@ -41,7 +41,7 @@ CHECKED: Final[tuple[Environment, ...]] = (
     timed_trees.players,
 )
 """Small enough for all groups of 2; those of at most 6 outcomes for all groups of 3."""
-PROGRAMS: Final = 16
+RANDOM_PROGRAMS: Final = 16
 """Random programs beside them."""
 VALUES: Final = np.random.default_rng(7).normal(size=STATES).astype(np.float32)
 """What the critic of the checks expects in each state."""
@@ -88,8 +88,8 @@ def check_advantage(
     if "group_size" in type(loaded.options).model_fields:
         loaded = replace(loaded, options=loaded.options.model_copy(update={"group_size": WHOLE_GROUP}))
 
-    estimate = _estimator(loaded, _third_parameter(function, name))
-    more = programs if programs is not None else 0 if bias == "direction" else PROGRAMS
+    estimate = _of_episodes(loaded, _third_parameter(function, name))
+    more = programs if programs is not None else 0 if bias == "direction" else RANDOM_PROGRAMS
     found: dict[int, list[float]] = {2: [], 3: []}
     for environment in (*CHECKED, *random_programs(more)):
         outcomes = list(environment())
@@ -104,8 +104,8 @@ def check_advantage(
     return AdvantageReport(factors={size: min(values) for size, values in found.items()})
 
 
-def _estimator(
-    loaded: Loaded[Sequence[Float64Array] | Sequence[ValueEstimate]], third: str
+def _of_episodes(
+    loaded: Loaded[Sequence[Float64Array | ValueEstimate]], third: str
 ) -> Callable[[Sequence[Trajectory]], Sequence[Float64Array]]:
     """Return the function of episodes alone; `third` names what else the function gets, if it does."""
     name = loaded.slot.name

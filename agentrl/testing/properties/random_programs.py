@@ -14,18 +14,18 @@ import numpy as np
 from agentrl.testing.properties.timed_trees import Environment, Script
 from agentrl.testing.properties.trees import ACTIONS, STATES, Array, Outcome
 
-MAX_TURNS = 3
+LONGEST = 3
 """Turns of an episode at most, so that it has at most 8 outcomes."""
-PLAYERS = ("white", "black")
+SPEAKERS = ("white", "black")
 _SEND, _DONE, _PAY, _END = range(4)
 
 
 def random_programs(count: int, first: int = 0) -> list[Environment]:
     """Return `count` programs, the first of the number `first`."""
-    return [_program(number) for number in range(first, first + count)]
+    return [_random_program(number) for number in range(first, first + count)]
 
 
-def _program(number: int) -> Environment:
+def _random_program(number: int) -> Environment:
     environment = partial(_play_all, number)
     environment.__name__ = f"random_programs({number})"  # type: ignore[attr-defined] - how checks name an environment
     return environment
@@ -71,7 +71,7 @@ class _Play:
 
     def _weights(self) -> Array:
         """Return how often each event comes next, where it can."""
-        send = (4 if not self._sent else 2) * (self._sent < MAX_TURNS and len(self._running) < 2)
+        send = (4 if not self._sent else 2) * (self._sent < LONGEST and len(self._running) < 2)
         end = self._sent > 0 and not self._running
         return np.array([send, 3 * bool(self._running), 2 * bool(self._unpaid and self._pays_turns), end], np.float64)
 
@@ -81,7 +81,7 @@ class _Play:
             count = STATES // 2 if self._is_game else STATES
             state, action = int(draw.integers(count)) + player * count, self._actions[self._sent]
             name = str(self._sent)
-            self._script.send(name, state, action, player=PLAYERS[player] if self._is_game else "")
+            self._script.send(name, state, action, player=SPEAKERS[player] if self._is_game else "")
             self._running.append(name)
             self._history.append(action)
             self._sent += 1

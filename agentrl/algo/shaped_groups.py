@@ -8,38 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Final
 
-from pydantic import Field
+import numpy as np
 
 from agentrl.algo.advantages.prices import priced
-from agentrl.algo.slots import Bundled, Loaded, NoOptions
-from agentrl.config.base import Config
+from agentrl.algo.group_slots import OverlongOptions, TruncatedOptions
+from agentrl.algo.slots import Loaded, NoOptions
 from agentrl.errors import ConfigError
-from agentrl.types import Group, StopReason, Trajectory, Turn
+from agentrl.types import Group, Sample, StopReason, Trajectory, Turn
 
 CUT_SHORT: Final = frozenset({StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_LIMIT, StopReason.DEADLINE})
 """Ends of an episode that did not come to its own."""
-
-
-class OverlongOptions(Config):
-    """Options of `soft_overlong`."""
-
-    limit: int = Field(ge=1)
-    """Sampled tokens from which on the whole punishment is paid, such as those after which answers are cut off."""
-    cache: int | None = Field(default=None, ge=1)
-    """Tokens below the limit over which the punishment grows; none: a fifth of the limit, as in the paper."""
-    weight: float = Field(default=1.0, gt=0)
-    """The whole punishment."""
-    over: Literal["episode", "turn"] = "episode"
-    """What has a length: all turns of a player in an episode together, or each turn."""
-
-
-class TruncatedOptions(Config):
-    """Options of `mask_truncated`."""
-
-    over: Literal["episode", "turn"] = "episode"
-    """What leaves the loss: all turns of an episode that was cut short, or turns that were cut off, alone."""
 
 
 def unshaped(group: Group, options: NoOptions) -> Group:
@@ -106,15 +86,15 @@ def shaped_groups(groups: Sequence[Group], function: Loaded[Group]) -> list[Grou
     Raises:
         ConfigError: the function raised, or changed more than rewards and `left_out`.
     """
-    return [_checked(group, function) for group in groups]
+    return [_with_same_tokens(group, function) for group in groups]
 
 
-def _checked(group: Group, function: Loaded[Group]) -> Group:
+def _with_same_tokens(group: Group, function: Loaded[Group]) -> Group:
     result = function(group)
     if result is group:
         return group
-    before = [[_sampled(turn) for turn in episode.turns] for episode in group.episodes]
-    after = [[_sampled(turn) for turn in episode.turns] for episode in result.episodes]
+    before = [[_as_sampled(turn) for turn in episode.turns] for episode in group.episodes]
+    after = [[_as_sampled(turn) for turn in episode.turns] for episode in result.episodes]
     if result.index != group.index or before != after:
         raise ConfigError(
             f"{function.where} changed what was sampled in group {group.index}; return a group with the same episodes and "
@@ -123,21 +103,12 @@ def _checked(group: Group, function: Loaded[Group]) -> Group:
     return result
 
 
-def _sampled(turn: Turn) -> tuple[object, ...]:
+def _as_sampled(turn: Turn) -> tuple[object, ...]:
     """Return what no function may change; arrays are the very same ones."""
     return id(turn.context_ids), id(turn.output_ids), id(turn.output_logprobs), turn.spans, turn.player, turn.sent_at
 
 
-SHAPINGS: dict[str, Bundled] = {
-    "none": Bundled(function="agentrl.algo.shaping:unshaped", formula="rewards as they are"),
-    "soft_overlong": Bundled(
-        function="agentrl.algo.shaping:soft_overlong",
-        options=OverlongOptions,
-        formula="reward less up to {weight}, from below {limit} sampled tokens of each {over} on (cache {cache})",
-    ),
-    "mask_truncated": Bundled(
-        function="agentrl.algo.shaping:mask_truncated",
-        options=TruncatedOptions,
-        formula="each {over} that was cut off leaves the loss",
-    ),
-}
+def without_left_out(sample: Sample, shaped: Trajectory) -> Sample:
+    """Return `sample` of the episode without the tokens of turns that shaping left out in its loss mask."""
+    trains = np.array([turn.in_loss for turn in shaped.turns], np.bool_)
+    return replace(sample, loss_mask=sample.loss_mask & trains[sample.turn_index])

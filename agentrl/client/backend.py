@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from agentrl.client.arguments import MessageLike
+from agentrl.client.config import SamplingConfig
 from agentrl.client.episode import Episode, RunningCall
 from agentrl.inference.backend import Generation
 from agentrl.tokens.graph import TokenGraph
@@ -122,6 +123,8 @@ class ClientBackend(ABC):
 
     connection: AsyncOpenAI | None = None
     """The connection to the model's API, where there is one."""
+    sampling: SamplingConfig | None = None
+    """The run's sampling arguments; None: calls have nothing but their own."""
     is_replay: bool = False
     """Whether answers come from a record, those of other models included."""
 

@@ -61,7 +61,8 @@ class PolicyBackend(ClientBackend):
         counts_misses: bool = True,
     ) -> None:
         super().__init__(episode := Episode(settings))
-        self.inference, self.renderer, self.sampling = inference, renderer, sampling
+        self.inference, self.renderer = inference, renderer
+        self.sampling: SamplingConfig = sampling
         self._seed, self._counts_misses = seed, counts_misses
         self._num_requests = 0
         limits = [limit for limit in (max_context_tokens, renderer.max_context) if limit is not None]

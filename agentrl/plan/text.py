@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import yaml
 
@@ -219,11 +220,17 @@ def _server_device(config: RunConfig) -> str:
     return f"on GPU {', '.join(map(str, gpus))}" + (f", {ways} each" if ways > 1 else "")
 
 
+_PROGRAMS: Final = {
+    "run": "calls of programs have the same, whatever they send (sampling.of_programs)",
+    "program": "programs choose their own (sampling.of_programs), and calls at temperature 0 are not trained",
+}
+
+
 def _sampling(config: RunConfig) -> str:
     sampling = config.sampling
     return (
         f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, at most {sampling.max_tokens} tokens a call, "
-        f"history: {sampling.history}"
+        f"history: {sampling.history}; {_PROGRAMS[sampling.of_programs]}"
     )
 
 

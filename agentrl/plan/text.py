@@ -10,6 +10,7 @@ import yaml
 from agentrl.algo.companions import LR_FACTOR, CriticConfig, ReferenceConfig
 from agentrl.config import RunConfig, inapplicable
 from agentrl.config.route import Route
+from agentrl.config.run import COMMAND_WORKFLOW
 from agentrl.data.config import SourceConfig, WeightedSource
 from agentrl.data.source import never_ends
 from agentrl.engine.config import INTERRUPT_S, MAX_SKIPPED_CHECKS
@@ -21,6 +22,8 @@ from agentrl.plan.places import num_workers
 from agentrl.plan.plan import Plan
 from agentrl.processes.ray import ray_address
 from agentrl.trainer.parallel.shape import MeshShape, reason_against_sharing
+
+_TERMINAL_COMMAND: Final = "agentrl_workflows.terminal:TerminalCommand"
 
 
 def resolved_yaml(config: RunConfig) -> str:
@@ -220,17 +223,17 @@ def _server_device(config: RunConfig) -> str:
     return f"on GPU {', '.join(map(str, gpus))}" + (f", {ways} each" if ways > 1 else "")
 
 
-_PROGRAMS: Final = {
-    "run": "calls of programs have the same, whatever they send (sampling.of_programs)",
-    "program": "programs choose their own (sampling.of_programs), and calls at temperature 0 are not trained",
-}
-
-
 def _sampling(config: RunConfig) -> str:
     sampling = config.sampling
+    if sampling.of_programs == "program":
+        programs = "; programs over HTTP choose their own (sampling.of_programs), and calls at temperature 0 are not trained"
+    elif config.workflow in (COMMAND_WORKFLOW, _TERMINAL_COMMAND):
+        programs = "; the same for the program, whatever it sends (sampling.of_programs)"
+    else:
+        programs = ""
     return (
         f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, at most {sampling.max_tokens} tokens a call, "
-        f"history: {sampling.history}; {_PROGRAMS[sampling.of_programs]}"
+        f"history: {sampling.history}{programs}"
     )
 
 

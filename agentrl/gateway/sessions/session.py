@@ -157,16 +157,16 @@ class EpisodeSession:
 
     def _with_run_sampling(self, arguments: dict[str, object], *, is_trained: bool) -> dict[str, object]:
         """Return the arguments of a call of the policy without those that the run overrules, which are counted."""
-        run, backend = self.client.backend.sampling, self.client.backend
-        if run is None or backend.is_replay:
+        sampling, backend = self.client.backend.sampling, self.client.backend
+        if sampling is None or backend.is_replay:
             return arguments
-        if run.of_programs == "run":
+        if sampling.of_programs == "run":
             with self.client.episode.refusals():
-                overruled = overruled_sampling(arguments, run, keep_trainable=not is_trained)
+                overruled = overruled_sampling(arguments, sampling, keep_trainable=not is_trained)
             for name in overruled:
                 self._count_ignored(name)
             arguments = without_arguments(arguments, overruled.keys())
-        if is_trained and arguments.get("temperature", run.temperature) == 0:
+        if is_trained and arguments.get("temperature", sampling.temperature) == 0:
             self._count(GREEDY_METRIC)
         return arguments
 
@@ -202,8 +202,8 @@ class EpisodeSession:
         why = (
             "the key of an episode samples and sets no reward; the reward URL has a secret of its own"
             if self.takes_rewards
-            else "no reward is taken over HTTP here: what the run names (a grader, a result file, exit statuses, tests) sets "
-            "it; `workflow.rewards` lets a trusted program do it"
+            else "no reward is taken over HTTP here: what the run names (a grader, a result file, exit statuses, tests) "
+            "sets it; `workflow.rewards` lets a trusted program do it"
         )
         return CallRefused(why, status=403)
 

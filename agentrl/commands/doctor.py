@@ -26,13 +26,14 @@ from rich.text import Text
 from agentrl.commands.rollouts import num_workers
 from agentrl.commands.running import Overrides, describe_error
 from agentrl.commands.train import load_renderer
+from agentrl.commands.trial import EPISODES, Trial, describe_trainer, describe_trial, play_trial, start_trainer
 from agentrl.config import RunConfig, load_config
-from agentrl.data.load import TaskSets, load_tasks
-from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault, WorkflowError
+from agentrl.data.load import load_tasks
+from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault
 from agentrl.foreign import visible
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.anywhere import with_device
-from agentrl.inference.launch.pool import PortReserve, api_key, launch_pool
+from agentrl.inference.launch.pool import PortReserve, api_key
 from agentrl.inference.launch.sglang import find_sglang_python, runs_on_cpu
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.inference.sglang.wire import check_sglang_version
@@ -44,14 +45,10 @@ from agentrl.processes.handshake import checked_token, new_token
 from agentrl.processes.machine import count_cores, is_loopback
 from agentrl.processes.meeting import open_meeting
 from agentrl.processes.ray import import_ray, open_ray
-from agentrl.rollout.episode import run_policy_episode
 from agentrl.sandbox import SandboxConfig, open_sandbox, python_program
-from agentrl.tokens.renderer import Renderer
-from agentrl.trainer.worker.client import launch_trainer
-from agentrl.types import Trajectory
 from agentrl.watchdog.loop import run_watched
 from agentrl.watchdog.signals import interrupt_note
-from agentrl.workflow import RolloutWorkflow, load_workflow
+from agentrl.workflow import load_workflow
 
 _Result = TypeVar("_Result")
 _MIN_DISK_MB = 1024
@@ -60,7 +57,7 @@ _ASK_S = 60.0
 
 
 def doctor_command(config: Path | None = None, /, *overrides: Overrides) -> None:
-    """Check this machine, a run file and its parts, play one episode, and print what to fix.
+    """Check this machine, a run file and its parts, play eight episodes, and print what to fix.
 
     Args:
         config: YAML file that describes a run; without it the command checks the machine only.
@@ -102,7 +99,7 @@ class CheckReport:
 
 
 def run_checks(config: Path | None, overrides: Sequence[str] = (), console: Console | None = None) -> bool:
-    """Check the machine and, with `config`, a run up to one episode; return whether everything is ok."""
+    """Check the machine and, with `config`, a run up to a few episodes; return whether everything is ok."""
     report = CheckReport(console=console or Console())
     _check_machine(report)
     if config is not None:
@@ -237,13 +234,17 @@ def _check_run_parts(report: CheckReport, run: RunConfig) -> None:
         lambda: load_renderer(run, run.model.directory),
         lambda found: f"{run.model.path}: vocabulary of {found.vocab_size}, chat template renders",
     )
+    trial: Trial | None = None
+    if tasks is not None and workflow is not None and renderer is not None:
+        play = partial(play_trial, run, tasks, workflow, renderer)
+        with report.console.status(f"playing {EPISODES} episodes"):
+            trial = report.check("episodes", lambda: _run_with_watchdog(run, play), describe_trial)
     if renderer is not None and run.cluster.launcher != "local":
         report.ok("trainer", "not started: its ranks load the model on their own machines")
     elif renderer is not None:
-        report.check("trainer", lambda: _run_with_watchdog(run, partial(_load_trainer, run)), lambda found: found)
-    if tasks is not None and workflow is not None and renderer is not None:
-        play = partial(_round_trip, run, tasks, workflow, renderer)
-        report.check("round trip", lambda: _run_with_watchdog(run, play), _describe_episode)
+        start = partial(start_trainer, run, trial)
+        with report.console.status("starting the trainer"):
+            report.check("trainer", lambda: _run_with_watchdog(run, start), partial(describe_trainer, run, trial=trial))
 
 
 def _run_with_watchdog(run: RunConfig, job: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -259,51 +260,6 @@ async def _tested_sandbox(config: SandboxConfig) -> str:
             raise EnvironmentFault(f"sandbox {sandbox.name}: a program that prints 42 gave: {result.text}")
         isolation = "isolated" if sandbox.is_isolated else "NOT isolated"
         return f"{sandbox.name}: {isolation}; a program ran in {result.wall_s:.2f} s"
-
-
-async def _load_trainer(run: RunConfig) -> str:
-    """Start the trainer worker, let it load the model, and end it, within `trainer.call_timeout_s`."""
-    with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as logs:
-        async with launch_trainer(
-            plan_run(run).run.trainer,
-            run.algorithm,
-            model_path=run.model.directory,
-            total_steps=run.engine.steps,
-            seed=run.seed,
-            log_path=Path(logs) / "trainer.log",
-            sync=run.route.sync,
-        ) as trainer:
-            return f"{trainer.num_parameters} parameters on {trainer.device}"
-
-
-async def _round_trip(run: RunConfig, tasks: TaskSets, workflow: RolloutWorkflow, renderer: Renderer) -> Trajectory:
-    """Start or attach to the servers and run one episode."""
-    with tempfile.TemporaryDirectory(prefix="agentrl-doctor-") as logs:
-        serving = launch_pool(
-            run.resolved_inference,
-            model_path=run.model.directory,
-            vocab_size=renderer.vocab_size,
-            seed=run.seed,
-            log_dir=logs,
-        )
-        async with serving as pool, workflow.opened():
-            episode = await run_policy_episode(
-                workflow,
-                tasks.train.first(1)[0],
-                backend=pool,
-                renderer=renderer.within(pool.max_context_tokens),
-                rollout=run.rollout,
-                sampling=run.sampling,
-                seed=run.seed,
-            )
-    if episode.failure is not None:
-        raise WorkflowError(f"one episode ran and failed ({episode.stop_reason}): {episode.failure.message}")
-    return episode
-
-
-def _describe_episode(episode: Trajectory) -> str:
-    length = f"{len(episode.turns)} turn(s), {episode.num_output_tokens} tokens"
-    return f"one episode: {length}, {episode.stop_reason}, return {episode.episode_return:g}"
 
 
 def check_cluster(report: CheckReport, run: RunConfig) -> None:

@@ -106,7 +106,7 @@ def _next_steps(folder: Path) -> str:
     written = "\n".join(f"    {path.name}" for path in sorted(folder.iterdir()))
     steps = (
         ("pytest", "test the agent, without a model"),
-        ("agentrl doctor run.yaml", "check the machine, the run file and one episode"),
+        ("agentrl doctor run.yaml", "check the machine, the run file and eight episodes"),
         ("agentrl train run.yaml --dry-run", "print the plan"),
         ("agentrl train run.yaml", "train, about a minute on an idle CPU"),
     )

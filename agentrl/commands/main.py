@@ -67,7 +67,7 @@ COMMANDS: Final = {
         "Prove from a run's files that the trained tokens are those that were sent and sampled; status 1 where one is not.",
     ),
     "doctor": Command(
-        "doctor:doctor_command", "Check this machine, a run file and its parts, play one episode, and print what to fix."
+        "doctor:doctor_command", "Check this machine, a run file and its parts, play eight episodes, and print what to fix."
     ),
     "validate": Command(
         "validate:validate_command",

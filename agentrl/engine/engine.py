@@ -22,7 +22,7 @@ from agentrl.concurrency import STRAY_CANCELLATION, finishing, task_group
 from agentrl.data.draw import TaskDraw
 from agentrl.engine.buffer import Ticket
 from agentrl.engine.evaluate import EvalReport, EvaluationQueue, evaluate_with
-from agentrl.engine.filter import FILTERED, GroupFilter
+from agentrl.engine.filter import FILTERED, load_filter
 from agentrl.engine.journal import LoopState
 from agentrl.engine.parts import EngineParts
 from agentrl.engine.report import RunReport
@@ -44,7 +44,7 @@ class Engine:
     """
 
     def __init__(self, parts: EngineParts) -> None:
-        self._filter = GroupFilter(parts.algorithm)
+        self._filter = load_filter(parts.algorithm)
         self._parts, self._state = parts, LoopState(parts)
         self._board, self._buffer, self._journal = self._state.board, self._state.buffer, self._state.journal
         self._runner = parts.runner or LocalRunner(
@@ -164,7 +164,7 @@ class Engine:
         else:
             if self._on_result is not None:
                 self._on_result(outcome)
-            if self._filter.keeps(outcome, self._state.clock.trainer_version):
+            if self._filter is None or self._filter.keeps(outcome, self._state.clock.trainer_version):
                 self._buffer.complete(outcome)
                 self._journal.completed()
             else:

@@ -22,29 +22,30 @@ FILTERED: Final = "filtered"
 """The reason under which a group that is left out is counted as dropped."""
 
 
+def load_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:
+    """Load the functions that run in the driver, so that a run without them does not start; None: every group is kept.
+
+    Raises:
+        ConfigError: one of them is not there, does not take its options, or imports torch.
+    """
+    slots = algorithm.slots
+    load_without_torch(slots.advantage, Sequence)
+    return None if slots.keep.name == "all" else GroupFilter(algorithm, load_without_torch(slots.keep, object))
+
+
 class GroupFilter:
     """Asks the function of `algorithm.keep` about each finished group."""
 
-    def __init__(self, algorithm: AlgorithmConfig) -> None:
-        """Load the functions that run in the driver, so that a run without them does not start.
-
-        Raises:
-            ConfigError: one of them is not there, does not take its options, or imports torch.
-        """
-        slots = algorithm.slots
-        load_without_torch(slots.advantage, Sequence)
-        most = slots.max_groups_per_step or BATCHES * algorithm.groups_per_step
-        self._function: Loaded[object] | None = None
-        if slots.keep.name != "all":
-            self._function = load_without_torch(slots.keep, object)
+    def __init__(self, algorithm: AlgorithmConfig, function: Loaded[object]) -> None:
+        """Ask `function`, the loaded `algorithm.keep`."""
+        most = algorithm.slots.max_groups_per_step or BATCHES * algorithm.groups_per_step
+        self._function = function
         self._spare = most - algorithm.groups_per_step
         self._left_out = 0
         self._version = -1
 
     def keeps(self, group: Group, version: int) -> bool:
         """Return whether `group` may be trained; `version` is that of the trainer, by which batches are told apart."""
-        if self._function is None:
-            return True
         if version != self._version:
             self._version, self._left_out = version, 0
         if self._left_out >= self._spare:

@@ -28,6 +28,7 @@ from anyio.abc import TaskGroup
 from agentrl.concurrency import task_group
 from agentrl.data.digest import TaskDigest
 from agentrl.data.draw import TaskDraw
+from agentrl.engine.alarms import Alarms
 from agentrl.engine.batch import PreparedBatch, prepare_batch
 from agentrl.engine.config import LOGPROB_TOLERANCE, MAX_SKIPPED_CHECKS
 from agentrl.engine.estimates import verified_groups
@@ -222,6 +223,7 @@ class TrainLoop:
         self._publications = Publications(self._weights, state)
         self._spot_check = SpotCheck(parts, state.backend.finished)
         self._skipped = SkippedSteps(parts.algorithm, parts.engine)
+        self._alarms = Alarms()
         self._first_step = parts.resume.step
         self._eval_tasks = TaskDigest.of(parts.eval_tasks) if parts.engine.eval_every else None
         self._held: _Weights | None = _Weights(self._first_step, state.clock.version)
@@ -311,6 +313,7 @@ class TrainLoop:
             raise
         self._journal.step(number, groups, prepared, report, self._publications.take_cost(), drawn=drawn)
         self._progress.step(self._journal.snapshot())
+        self._alarms.step(number, groups, prepared.metrics, report.metrics)
         try:
             self._skipped.step(number, groups, report.skipped)
         except NothingLearned:

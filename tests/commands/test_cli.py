@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -139,13 +140,16 @@ def test_a_killed_run_is_resumed_from_its_newest_checkpoint(tmp_path: Path, chec
 
 
 @pytest.mark.slow
-def test_doctor_plays_an_episode_and_names_what_to_fix(
+def test_doctor_plays_eight_episodes_and_names_what_to_fix(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path, checkpoint)
     good = agentrl(tmp_path, "doctor", "run.yaml")
     assert good.returncode == 0, good.stdout + good.stderr
-    assert "one episode: 1 turn(s)" in good.stdout
+    assert re.search(
+        r"ok  episodes     8 episodes: success \d of 8, .* entropy \d.* nats a token, \d+ tokens/s", good.stdout
+    )
+    assert re.search(r"parameters on cpu; a step of \d+ episodes: at most about .* of sampling", good.stdout)
     assert "Nothing to fix." in good.stdout
     assert "127.0.0.1 has free ports" in good.stdout
     monkeypatch.chdir(tmp_path)

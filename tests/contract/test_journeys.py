@@ -48,7 +48,7 @@ MAX_FILES_PER_CALL = 21
 """Driver side: from `chat.completions.create` to the server's socket and back, in the third turn of an episode."""
 MAX_FILES_PER_UPDATE = 12
 """Driver side: from `WeightPublisher.hold`, with the files written, until every server samples with the new weights."""
-MAX_FILES_PER_GROUP = 41
+MAX_FILES_PER_GROUP = 40
 """From the end of a group's last episode through buffer, batch and advantages to the end of the optimizer step."""
 MAX_FILES_PER_SHIPPED_UPDATE = 30
 """From `WeightPublisher.hold` until every server samples with the new weights, with the trainer in its process."""

@@ -210,10 +210,10 @@ def read_sampling(given: Mapping[str, object], defaults: SamplingConfig, *, voca
     )
 
 
-def overruled_sampling(arguments: Mapping[str, object], run: SamplingConfig, *, keep_trainable: bool) -> dict[str, object]:
+def overruled_sampling(arguments: Mapping[str, object], run: SamplingConfig, *, is_untrained: bool) -> Mapping[str, object]:
     """Return the sampling arguments of a call, by name, that are not used because those of the run hold.
 
-    Arguments that say what the run does anyway are not among them. With `keep_trainable` only those are that no trained or
+    Arguments that say what the run does anyway are not among them. With `is_untrained` only those are that no trained or
     untrained call of the policy can honour, such as penalties.
 
     Raises:
@@ -223,7 +223,7 @@ def overruled_sampling(arguments: Mapping[str, object], run: SamplingConfig, *, 
     given.update({name: value for name, value in _mapping_argument(given, "extra_body").items() if value is not None})
     own = {name: _number(given, name, 0.0, -2.0, 2.0) for name in ("frequency_penalty", "presence_penalty")}
     found = {name: value for name, value in own.items() if value}
-    if keep_trainable:
+    if is_untrained:
         return found
     read = {
         "temperature": (_number(given, "temperature", run.temperature, 0.0, MAX_TEMPERATURE), run.temperature),

@@ -123,13 +123,16 @@ class ClientBackend(ABC):
 
     connection: AsyncOpenAI | None = None
     """The connection to the model's API, where there is one."""
-    sampling: SamplingConfig | None = None
-    """The run's sampling arguments; None: calls have nothing but their own."""
     is_replay: bool = False
     """Whether answers come from a record, those of other models included."""
 
     def __init__(self, episode: Episode) -> None:
         self.episode = episode
+
+    @property
+    def run_sampling(self) -> SamplingConfig | None:
+        """The sampling arguments of the run; None: calls have nothing but their own."""
+        return None
 
     @abstractmethod
     async def answer(self, asked: AskedCall) -> Answer:

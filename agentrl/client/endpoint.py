@@ -72,11 +72,16 @@ class EndpointBackend(ClientBackend):
         super().__init__(Episode(settings))
         self.connection = endpoint
         self._model = model
-        self.sampling = sampling
+        self._sampling = sampling
         self._conversations = Conversations()
         self._tools: list[Sequence[Mapping[str, Any]] | None] = []
         """The tools of each turn's request."""
         self._identities: set[str] = set()
+
+    @property
+    def run_sampling(self) -> SamplingConfig | None:
+        """The sampling arguments of the run."""
+        return self._sampling
 
     @property
     def _endpoint(self) -> AsyncOpenAI:
@@ -144,11 +149,11 @@ class EndpointBackend(ClientBackend):
         """Return `arguments` with the model and the run's defaults."""
         filled = {name: value for name, value in arguments.items() if value is not None}
         filled["model"] = self._model
-        if self.sampling is not None:
-            filled.setdefault("temperature", self.sampling.temperature)
-            filled.setdefault("top_p", self.sampling.top_p)
+        if self._sampling is not None:
+            filled.setdefault("temperature", self._sampling.temperature)
+            filled.setdefault("top_p", self._sampling.top_p)
             if "max_completion_tokens" not in filled:
-                filled.setdefault("max_tokens", self.sampling.max_tokens)
+                filled.setdefault("max_tokens", self._sampling.max_tokens)
         return filled
 
     def _sent(self, asked: AskedCall, messages: Sequence[object], arguments: Mapping[str, object]) -> SentRequest:

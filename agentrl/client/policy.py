@@ -61,8 +61,7 @@ class PolicyBackend(ClientBackend):
         counts_misses: bool = True,
     ) -> None:
         super().__init__(episode := Episode(settings))
-        self.inference, self.renderer = inference, renderer
-        self.sampling: SamplingConfig = sampling
+        self.inference, self.renderer, self.sampling = inference, renderer, sampling
         self._seed, self._counts_misses = seed, counts_misses
         self._num_requests = 0
         limits = [limit for limit in (max_context_tokens, renderer.max_context) if limit is not None]
@@ -76,6 +75,11 @@ class PolicyBackend(ClientBackend):
             turns=episode.turns,
         )
         self._instructions = Instructions() if sampling.unsupported == "prompt" else None
+
+    @property
+    def run_sampling(self) -> SamplingConfig:
+        """The sampling arguments of the run."""
+        return self.sampling
 
     @property
     def graph(self) -> TokenGraph:

@@ -7,11 +7,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agentrl.client import Client, DoorSettings
+from agentrl.client import Client, DoorSettings, EpisodeSettings, PolicyBackend
 from agentrl.gateway.sessions.session import MAX_ROLES, OTHER_ROLE
 from agentrl.servers.scripted.server import ScriptedServer
+from agentrl.testing.policy import UNLIMITED, plain_tokenizer
 from agentrl.types import StopReason
-from tests.support.doors import HI, scripted_client
+from tests.support.doors import HI, scripted_client, scripted_server
 
 
 @pytest.fixture
@@ -21,10 +22,10 @@ def anyio_backend() -> str:
 
 def sampled(replies: int, **sampling: Any) -> tuple[Client, ScriptedServer]:  # noqa: ANN401
     """Return the client of an episode whose run file has this sampling."""
-    client, server = scripted_client(["fine"] * replies)
-    assert client.backend.sampling is not None
-    client.backend.sampling = client.backend.sampling.model_copy(update={"temperature": 0.8, **sampling})
-    return client, server
+    server = scripted_server(["fine"] * replies)
+    run = UNLIMITED.model_copy(update={"temperature": 0.8, **sampling})
+    settings = EpisodeSettings(episode_id="e", task_id="t")
+    return Client(PolicyBackend(server, plain_tokenizer().renderer, run, settings)), server
 
 
 async def asked(client: Client, body: dict[str, object], route: str = "chat/completions", **settings: Any) -> int:  # noqa: ANN401

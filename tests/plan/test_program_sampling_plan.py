@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from agentrl.config import load_config
@@ -19,5 +17,5 @@ from agentrl.plan.text import describe_plan
         ("examples/terminal/run.yaml", [], "the same for the program, whatever it sends"),
     ],
 )
-def test_the_plan_of_a_program_says_whose_sampling_holds(path: str, overrides: Any, said: str) -> None:
+def test_the_plan_of_a_program_says_whose_sampling_holds(path: str, overrides: list[str], said: str) -> None:
     assert said in describe_plan(plan_run(load_config(path, overrides)))

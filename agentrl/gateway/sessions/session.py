@@ -157,12 +157,12 @@ class EpisodeSession:
 
     def _with_run_sampling(self, arguments: dict[str, object], *, is_trained: bool) -> dict[str, object]:
         """Return the arguments of a call of the policy without those that the run overrules, which are counted."""
-        sampling, backend = self.client.backend.sampling, self.client.backend
+        sampling, backend = self.client.backend.run_sampling, self.client.backend
         if sampling is None or backend.is_replay:
             return arguments
         if sampling.of_programs == "run":
             with self.client.episode.refusals():
-                overruled = overruled_sampling(arguments, sampling, keep_trainable=not is_trained)
+                overruled = overruled_sampling(arguments, sampling, is_untrained=not is_trained)
             for name in overruled:
                 self._count_ignored(name)
             arguments = without_arguments(arguments, overruled.keys())

@@ -20,7 +20,7 @@ HERE := not sglang and not chaos and not external and not frameworks and not cli
 # Cells of the fault matrix that `make chaos` runs: all, or short.
 CELLS ?= all
 
-.PHONY: setup sandbox-install browser-install envs-install frameworks-install clients-install demo demo-code demo-distributed demo-lora demo-math demo-ray demo-sglang demo-terminal smoke test test-fast test-processes test-envs test-frameworks test-clients test-gpu test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
+.PHONY: setup sandbox-install containers-install browser-install envs-install frameworks-install clients-install demo demo-code demo-distributed demo-lora demo-math demo-ray demo-sglang demo-terminal smoke test test-fast test-processes test-envs test-frameworks test-clients test-gpu test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 12
@@ -72,7 +72,7 @@ test-fast: setup  ## run the tests that start no process
 test-processes: setup sandbox-install  ## run the tests that start processes
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "processes and $(HERE)"
 
-test-envs: setup envs-install browser-install  ## run the tests of environments that need large packages or servers, which are installed first
+test-envs: setup envs-install browser-install containers-install  ## run the tests of environments that need large packages or servers, which are installed first
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser,minigrid,reasoning,tables,textarena,trackers]' atif datasets mcp-server-time
 	$(BIN)/python -m pytest -m external --numprocesses $(JOBS) --dist worksteal tests
 
@@ -126,6 +126,9 @@ browser-install:  ## install Chromium for the browser environment, from the syst
 
 sandbox-install:  ## install bubblewrap, which isolates code that models write, from the system's packages
 	@bash scripts/bubblewrap_install.sh
+
+containers-install:  ## install docker, podman and gVisor from the system's packages, and make an image, for the tests of containers
+	@bash scripts/containers_install.sh
 
 envs-install:  ## install what the tests of environments run against into .envs-venv (850 MB)
 	@PYTHON=$(PYTHON) bash scripts/envs_install.sh

@@ -1,4 +1,4 @@
-"""Task groups that raise one error, deadlines that name who waited for whom, and the work that episodes wait for.
+"""Task groups that raise one error, deadlines that name who waited for whom, what episodes wait for, and what they give up.
 
 Invariant: no task outlives the block that started it, and every wait that ends too late raises a message of its own.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -82,6 +82,27 @@ def _num_strays() -> int:
     except RuntimeError:  # trio, where only scopes cancel
         return 0
     return 0 if task is None else task.cancelling()
+
+
+@asynccontextmanager
+async def noticing_cancellation(notice: Callable[[], None]) -> AsyncGenerator[None]:
+    """Call `notice` as soon as a scope around the block is cancelled, while the block may still clean up."""
+    async with task_group() as tasks:
+        done = False
+
+        async def wait_for_cancellation() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                if not done:
+                    notice()
+
+        tasks.start_soon(wait_for_cancellation)
+        try:
+            yield
+        finally:
+            done = True
+            tasks.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -275,3 +296,89 @@ def loop_time() -> float:
         return anyio.current_time()
     except RuntimeError:
         return -math.inf
+
+
+GIVE_UP_S: Final = 30.0
+"""Seconds that a server has to end a call that is given up; one that answers takes a step of its sampling."""
+_ASK_AGAIN_S: Final = 2.0
+"""Seconds after which the server is asked again: it ignores what overtakes the call itself."""
+
+
+class EndOfEpisode:
+    """The end of an episode by the engine, which cuts the waits for calls that were given up."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+        self._waits: set[anyio.CancelScope] = set()
+
+    def come(self) -> None:
+        """Cut all waits, and allow no more."""
+        self.has_come = True
+        for wait in self._waits:
+            wait.cancel()
+
+    @contextmanager
+    def bounded(self) -> Generator[None]:
+        """Shield a wait; it ends after `GIVE_UP_S`, or with the episode."""
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + GIVE_UP_S) as wait:
+            self._waits.add(wait)
+            try:
+                yield
+            finally:
+                self._waits.discard(wait)
+
+
+class _Outcome(Generic[First]):
+    """What a call returned or raised."""
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.scope = anyio.CancelScope(shield=True)
+        self.results: list[First] = []
+        self.error: Exception | None = None
+
+    async def run(self, call: Callable[[], Awaitable[First]]) -> None:
+        try:
+            with self.scope:
+                self.results.append(await call())
+        except Exception as error:  # noqa: BLE001 - raised where the call is waited for
+            self.error = error
+        self.done.set()
+
+
+async def outcome_of(
+    call: Callable[[], Awaitable[First]],
+    *,
+    give_up: Callable[[], Awaitable[None]],
+    end: EndOfEpisode,
+    late: Callable[[First | None], None],
+) -> First:
+    """Return what `call` returns. It runs in a task of its own, which no cancellation of the caller reaches.
+
+    Cancellation: `give_up` makes `call` return early, and `late` takes what it returns; None where it failed, or did not
+    return in time. Neither is called if the episode ends.
+    """
+    outcome = _Outcome[First]()
+    async with task_group() as tasks:
+        tasks.start_soon(outcome.run, call)
+        try:
+            await outcome.done.wait()
+        except anyio.get_cancelled_exc_class():
+            if not end.has_come:
+                with end.bounded():
+                    await _ask_until(outcome.done, give_up)
+                if not end.has_come:
+                    late(outcome.results[0] if outcome.results else None)
+            raise
+        finally:
+            outcome.scope.cancel()
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.results[0]
+
+
+async def _ask_until(done: anyio.Event, give_up: Callable[[], Awaitable[None]]) -> None:
+    while not done.is_set():
+        with anyio.move_on_after(_ASK_AGAIN_S):
+            await give_up()
+            await done.wait()

@@ -108,7 +108,13 @@ class ServerUnavailable(ServerError):
 
 
 class ServerTimeout(ServerError, TimeoutError):
-    """The server gave no answer within the deadline."""
+    """The server gave no answer within the deadline.
+
+    Attributes:
+        is_recorded: whether what the call had sampled is a turn of its episode, so that the call has not failed.
+    """
+
+    is_recorded: bool = False
 
 
 class RequestRejected(ServerError, ValueError):

@@ -114,6 +114,7 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
     async def rollout(self, task: Task, client: Client) -> Trajectory:
         """Return the trajectory of one episode; token-level workflows override this instead of `run`."""
         returned = await self.run(task, client)
+        await client.backend.settle()
         if returned is None and client.episode.final_reward is not None:
             return client.close(StopReason.COMPLETED)
         return client.close(StopReason.COMPLETED, final_reward=check_reward(returned, f"{self.name}.run, task {task.id}"))

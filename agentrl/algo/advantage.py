@@ -55,7 +55,7 @@ def batch_advantages(
     if "values" in slot.needs:
         if values is None:
             raise InvariantError(f"algorithm.advantage: {slot.name} needs the critic's values, and the batch has none")
-        return [_valued(group, function, own, slot.name) for group, own in zip(groups, values, strict=True)]
+        return [valued_advantages(group, function, own, slot.name) for group, own in zip(groups, values, strict=True)]
     if "logprobs" not in slot.needs:
         estimates = [advantages_by(group, function, name=slot.name) for group in groups]
     elif logprobs is None:
@@ -67,20 +67,30 @@ def batch_advantages(
         ]
     if "batch" not in slot.needs:
         return estimates
-    tokens = [[_trained_tokens(episode) for episode in group.episodes] for group in groups]
-    whitened = whiten([estimate.per_turn for estimate in estimates], tokens)
-    return [
-        GroupAdvantages(per_turn=tuple(values), zero_variance=not any(each.any() for each in values)) for values in whitened
-    ]
+    return _whitened(groups, estimates)
 
 
-def _valued(
+def _whitened(groups: Sequence[Group], estimates: Sequence[GroupAdvantages]) -> list[GroupAdvantages]:
+    """Return the advantages normalized over the batch; those that `score_group` gave stay, and count nowhere."""
+    ours = [at for at, group in enumerate(groups) if not any(each.advantage is not None for each in group.episodes)]
+    tokens = [[_trained_tokens(episode) for episode in groups[at].episodes] for at in ours]
+    result = list(estimates)
+    for at, values in zip(ours, whiten([estimates[at].per_turn for at in ours], tokens), strict=True):
+        result[at] = GroupAdvantages(per_turn=tuple(values), zero_variance=not any(each.any() for each in values))
+    return result
+
+
+def valued_advantages(
     group: Group,
     estimate: Loaded[Sequence[ValueEstimate]],
     values: Sequence[Sequence[Float32Array]],
     name: str,
 ) -> GroupAdvantages:
-    """Return the advantages of tokens that follow from the critic's values, and its targets."""
+    """Return the advantages of tokens that follow from the critic's values, and its targets; `estimate` is called `name`.
+
+    Raises:
+        InvariantError: as `advantages_by`, or a value is not finite.
+    """
     found = list(estimate(group, values))
 
     def first_of_turns(of: Group) -> Sequence[Float64Array]:
@@ -151,7 +161,7 @@ def _given_advantages(group: Group, where: str) -> GroupAdvantages:
                 f"{where}, episode {episode.episode_id!r}: expected a finite advantage, as other episodes of the group "
                 f"have, got {given}; score_group gives advantages to all members or to none"
             )
-        per_turn.append(np.full(len(episode.turns), given))
+        per_turn.append(np.full(len(episode.turns), given, np.float64))
     return GroupAdvantages(per_turn=tuple(per_turn), zero_variance=not any(values.any() for values in per_turn))
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from agentrl.algo.advantages import ADVANTAGES
 from agentrl.algo.companions import CriticConfig, ReferenceConfig
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.filled import AlgorithmSlots, aggregate_of, filled
+from agentrl.algo.group_slots import KEEPS, SHAPINGS
 from agentrl.algo.guard import GUARDS
-from agentrl.algo.keeps import KEEPS
 from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.presets import PRESETS
 from agentrl.algo.slots import Bundled, SlotValue, slot_name, slot_value, with_option
@@ -36,6 +36,10 @@ PARTS: Final = {"proximal": PROXIMALS, "token": CORRECTIONS, "sequence": CORRECT
 
 def _kept_groups(given: object) -> SlotValue:
     return slot_value("algorithm.keep", given, KEEPS, main="max_groups_per_step")
+
+
+def _shaping_slot(given: object) -> SlotValue:
+    return slot_value("algorithm.shaping", given, SHAPINGS)
 
 
 def _advantage_slot(given: object) -> SlotValue:
@@ -75,8 +79,11 @@ class AlgorithmConfig(Config):
     groups_per_step: int = Field(default=16, ge=1)
     """Groups in one optimizer batch."""
     keep: Annotated[SlotValue, BeforeValidator(_kept_groups)] = "all"
-    """Which groups are trained: `all`, `mixed` (returns differ), or a function; `max_groups_per_step` bounds how many are
-    played for a batch, after which the others fill it up."""
+    """Which groups are trained: `all`, `mixed` (an advantage is not 0), or a function; `max_groups_per_step` bounds how many
+    are played for a batch, after which the others fill it up."""
+    shaping: Annotated[SlotValue, BeforeValidator(_shaping_slot)] = "none"
+    """What changes rewards, or takes turns out of the loss, before the advantages: `none`, `soft_overlong` (a punishment for
+    length), `mask_truncated` (what was cut off is not trained), or a function."""
     advantage: Annotated[SlotValue, BeforeValidator(_advantage_slot)] = "episode"
     """`episode`: return minus group mean, for every token. `turn`: return-to-go with a leave-one-out group baseline."""
     normalize: Literal["none", "group", "batch", "running"] = "none"
@@ -113,6 +120,7 @@ class AlgorithmConfig(Config):
             group_size: int = ...,
             groups_per_step: int = ...,
             keep: object = ...,
+            shaping: object = ...,
             advantage: object = ...,
             discount: float = ...,
             normalize_std: bool = ...,
@@ -131,6 +139,13 @@ class AlgorithmConfig(Config):
             max_staleness: int = ...,
             staleness_policy: Literal["wait", "mask", "drop"] = ...,
         ) -> None: ...
+
+    _preset_name: str | None = PrivateAttr(default=None)
+
+    @property
+    def preset_name(self) -> str | None:
+        """The preset that the run file named; its slots are filled like others, so a resolved run file has none."""
+        return self._preset_name
 
     @property
     def slots(self) -> AlgorithmSlots:
@@ -153,6 +168,14 @@ class AlgorithmConfig(Config):
             raise ValueError(f"algorithm.preset: there is no {preset!r}; expected {', '.join(PRESETS)}")
         return _without_short_fields(fields, {} if preset is None else PRESETS[preset].fields)
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _remember_preset(cls, given: object, handler: ModelWrapValidatorHandler[AlgorithmConfig]) -> AlgorithmConfig:
+        config = handler(given)
+        if isinstance(given, dict):
+            config._preset_name = cast("dict[str, str | None]", given).get("preset")
+        return config
+
     @model_validator(mode="after")
     def _check_slots(self) -> AlgorithmConfig:
         advantage, most = self.slots.advantage, self.slots.max_groups_per_step
@@ -172,6 +195,7 @@ class AlgorithmConfig(Config):
 def _slots_of(config: AlgorithmConfig) -> AlgorithmSlots:
     return filled(
         keep=config.keep,
+        shaping=config.shaping,
         advantage=config.advantage,
         policy_loss=config.policy_loss,
         correction=config.correction,

@@ -10,8 +10,8 @@ from agentrl.algo.advantages import ADVANTAGES
 from agentrl.algo.advantages.advantage_options import EpisodeOptions, PassAtKOptions
 from agentrl.algo.companions import ReferenceConfig
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
+from agentrl.algo.group_slots import KEEPS, SHAPINGS
 from agentrl.algo.guard import GUARDS
-from agentrl.algo.keeps import KEEPS
 from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.slots import Need, Slot, SlotValue, slot_of, valid_options
 from agentrl.algo.terms import TERMS
@@ -49,6 +49,8 @@ class AlgorithmSlots:
     keep: Slot
     max_groups_per_step: int | None
     """Groups that are played for one batch at most, of which the last are kept whatever they are; None: not given."""
+    shaping: Slot
+    """What changes groups before their advantages."""
     advantage: Slot
     policy_loss: Slot
     proximal: Slot
@@ -97,6 +99,7 @@ def aggregate_of(given: object) -> object:
 def filled(
     *,
     keep: SlotValue,
+    shaping: SlotValue,
     advantage: SlotValue,
     policy_loss: SlotValue,
     correction: Mapping[str, SlotValue],
@@ -138,6 +141,7 @@ def filled(
     return AlgorithmSlots(
         keep=chosen,
         max_groups_per_step=_count("algorithm.keep.max_groups_per_step", most),
+        shaping=slot_of("algorithm.shaping", shaping, SHAPINGS),
         advantage=estimator,
         policy_loss=loss,
         proximal=slot_of("algorithm.correction.proximal", correction.get("proximal", "forward"), PROXIMALS),

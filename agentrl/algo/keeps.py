@@ -5,7 +5,8 @@ Invariant: a batch of kept groups is conditioned on what the function asks for, 
 
 from __future__ import annotations
 
-from agentrl.algo.slots import Bundled, NoOptions
+from agentrl.algo.advantages.estimated import GroupAdvantages
+from agentrl.algo.slots import NoOptions
 from agentrl.types import Group
 
 EQUAL = 1e-9
@@ -18,16 +19,27 @@ def every_group(group: Group) -> bool:
     return True
 
 
-def mixed_returns(group: Group, options: NoOptions) -> bool:
-    """Keep a group whose episodes differ in their return (DAPO's dynamic sampling, arXiv 2503.14476, section 3.2)."""
+def mixed(group: Group, options: NoOptions, estimate: GroupAdvantages) -> bool:
+    """Keep a group that teaches something: a turn whose tokens may be trained has an advantage other than 0.
+
+    With one player and rewards of 0 and 1 it is DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). `estimate` is that
+    of `algorithm.advantage`, or, where this needs a model's numbers or the batch, one that finds the same groups equal.
+    """
     del options
+    return any(
+        value != 0 and turn.in_loss and len(turn.output_ids) > 0
+        for episode, values in zip(group.episodes, estimate.per_turn, strict=True)
+        for turn, value in zip(episode.turns, values.tolist(), strict=True)
+    )
+
+
+def returns_differ(group: Group) -> bool:
+    """Return whether the episodes of a group differ in a player's return, or in the advantages that `score_group` gave."""
     if any(episode.advantage is not None for episode in group.episodes):
         return len({episode.advantage for episode in group.episodes}) > 1
-    returns = [episode.episode_return for episode in group.episodes]
-    return max(returns) - min(returns) > EQUAL * max(map(abs, returns))
-
-
-KEEPS: dict[str, Bundled] = {
-    "all": Bundled(function="agentrl.algo.keeps:every_group", formula="all groups"),
-    "mixed": Bundled(function="agentrl.algo.keeps:mixed_returns", formula="groups whose returns differ"),
-}
+    returns = [{"": episode.final_reward or 0.0, **episode.player_returns()} for episode in group.episodes]
+    for player in dict.fromkeys(name for one in returns for name in one):
+        own = [one.get(player, one[""]) for one in returns]
+        if max(own) - min(own) > EQUAL * max(map(abs, own)):
+            return True
+    return False

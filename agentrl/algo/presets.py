@@ -1,12 +1,28 @@
-"""Named combinations of slots, each with the source of its values.
+"""Named combinations of slots, each with the source of its values, and how it differs from that source.
 
-Invariant: a preset fills slots and nothing else, and every field of the run file beside it wins.
+Invariant: a preset fills slots and nothing else, and every field of the run file beside it wins. What it does otherwise than
+its source is in `differences`, which `--dry-run` prints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
+
+FORKS: Final = (
+    "a branch counts as a response: an episode that forks k times counts k + 1 times; with aggregate: token it does not"
+)
+SEVERAL_TURNS: Final = "a response is all turns of a branch, and one advantage is for all of them"
+STALE: Final = (
+    "the data may be of earlier versions, and the ratio is to the policy that sampled, as in the paper; decoupled PPO is "
+    "correction: {proximal: forward, token: mask}"
+)
+OVERLONG: Final = (
+    "no punishment for overlong answers, as no limit is known: shaping: {soft_overlong: {limit: N}}, N the tokens at which "
+    "they are cut off"
+)
+_AROUND_SAMPLER: Final = {"proximal": "behavior", "token": "none"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,17 +33,24 @@ class Preset:
     """Fields of `algorithm`."""
     source: str
     """Where the values are from."""
+    differences: tuple[str, ...] = ()
+    """What is otherwise than in the source, a line each."""
+    minibatches: int | None = None
+    """`trainer.minibatches` of the source, which is no slot; None: the source has no such number."""
 
 
 PRESETS: Mapping[str, Preset] = {
     "areal_boba2": Preset(
         fields={
-            "advantage": {"episode": {"normalize_std": True}},
+            "advantage": {"reinforce_plus_plus": {"baseline": "none"}},
             "policy_loss": {"ppo": {"clip_low": 0.2, "clip_high": 0.2}},
             "correction": {"proximal": "forward", "token": {"mask": {"cap": 5.0}}},
             "aggregate": "token",
         },
-        source="AReaL, arXiv 2505.24298, section 5 and table 6: decoupled PPO, clip 0.2, behavior weights up to 5",
+        source="AReaL boba2, run file: no critic, no group baseline, advantages normalized over the tokens of the batch, "
+        "decoupled PPO (arXiv 2505.24298, section 5), clip 0.2, behavior weights up to 5",
+        differences=("rewards are not multiplied by 5, which the normalization takes out again",),
+        minibatches=1,
     ),
     "ppo": Preset(
         fields={
@@ -37,36 +60,73 @@ PRESETS: Mapping[str, Preset] = {
             "terms": [{"value": {"weight": 0.5, "clip": 0.2}}],
             "aggregate": "token",
         },
-        source="Schulman et al., arXiv 1707.06347, clip 0.2 and trace 0.95; over turns, around the proximal policy",
+        source="Schulman et al., arXiv 1707.06347, clip 0.2 and trace 0.95",
+        differences=(
+            "a step of the estimate is a turn and not a token; with advantage: token_gae it is a token",
+            "the ratio is to the weights before the batch, with the weight of decoupled PPO for older data",
+        ),
     ),
     "grpo": Preset(
         fields={
             "advantage": "grpo",
             "policy_loss": {"ppo": {"clip_low": 0.2, "clip_high": 0.2}},
+            "correction": _AROUND_SAMPLER,
             "aggregate": "sequence",
         },
-        source="Shao et al., arXiv 2402.03300, equation 3, without the KL penalty",
+        source="Shao et al., arXiv 2402.03300, equation 3",
+        differences=(
+            "no KL penalty to a reference; with reference: {} and terms: [{kl: {weight: 0.04, k: 3}}] it is there",
+            SEVERAL_TURNS,
+            FORKS,
+            STALE,
+        ),
     ),
     "drgrpo": Preset(
-        fields={"advantage": "dr_grpo", "policy_loss": {"ppo": {"clip_low": 0.2, "clip_high": 0.2}}, "aggregate": "token"},
-        source="Liu et al., arXiv 2503.20783, section 3.2; its fixed divisor is aggregate: {fixed: N}",
+        fields={
+            "advantage": "dr_grpo",
+            "policy_loss": {"ppo": {"clip_low": 0.2, "clip_high": 0.2}},
+            "correction": _AROUND_SAMPLER,
+            "aggregate": {"fixed": 3000},
+        },
+        source="Liu et al., arXiv 2503.20783, section 3.2; the divisor is the 3,000 tokens that their answers may have",
+        differences=(
+            "the divisor is that of the paper's answers; yours: aggregate: {fixed: N}, N the most tokens of an episode",
+            SEVERAL_TURNS,
+            "the divisor counts branches and not episodes, of which one that forks has several",
+            STALE,
+        ),
     ),
     "dapo": Preset(
         fields={
             "keep": "mixed",
             "advantage": "grpo",
             "policy_loss": {"ppo": {"clip_low": 0.2, "clip_high": 0.28}},
+            "correction": _AROUND_SAMPLER,
             "aggregate": "token",
         },
-        source="Yu et al., arXiv 2503.14476, section 3: clip-higher, dynamic sampling, mean over tokens",
+        source="Yu et al., arXiv 2503.14476, section 3: clip-higher, dynamic sampling, mean over tokens, length punishment",
+        differences=(
+            OVERLONG,
+            "the batch is filled up after keep's max_groups_per_step, where the paper samples until it is full",
+            SEVERAL_TURNS,
+            STALE,
+        ),
     ),
     "gspo": Preset(
         fields={
             "advantage": "grpo",
-            "policy_loss": {"gspo": {"clip_low": 3e-4, "clip_high": 4e-4}},
+            "policy_loss": {"gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "segment": "sample"}},
+            "correction": _AROUND_SAMPLER,
             "aggregate": "sequence",
         },
-        source="Zheng et al., arXiv 2507.18071, section 5.1: clip 3e-4 and 4e-4, mean over sequences",
+        source="Zheng et al., arXiv 2507.18071, section 5.1: clip 3e-4 and 4e-4 of whole responses, mean over them",
+        differences=(
+            "the gradient of a token is its own, as in equation 14 (GSPO-token); with one advantage it is that of GSPO",
+            SEVERAL_TURNS,
+            FORKS,
+            STALE,
+        ),
+        minibatches=4,
     ),
     "prime_rl": Preset(
         fields={
@@ -87,5 +147,9 @@ PRESETS: Mapping[str, Preset] = {
             "guard": {"effective_samples": {"base": 1.0}},
         },
         source="VCPO, arXiv 2602.17616, and its script for MATH: weights up to 8, baseline over spread, ESS base 1",
+        differences=(
+            "the baseline weighs by sums of (1 - p)^2, where the authors take the norm of each trajectory's gradient",
+            FORKS,
+        ),
     ),
 }

@@ -20,9 +20,9 @@ from agentrl.user_code import import_user_object
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
-Need: TypeAlias = Literal["entropy", "reference", "values", "batch", "logprobs"]
+Need: TypeAlias = Literal["entropy", "reference", "values", "batch", "logprobs", "advantages"]
 """A thing that is computed only where a slot needs it; `batch`: the spread of all groups of a step; `logprobs`: those of the
-sampled tokens under the trainer's weights, before the advantages."""
+sampled tokens under the trainer's weights, before the advantages; `advantages`: those of one group, before it is kept."""
 SlotValue: TypeAlias = str | dict[str, dict[str, object]]
 """A function, as the run file names it, or with options: `{name: {option: value}}`."""
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from agentrl.client.client import Client
     from agentrl.client.completion import ChatStream
     from agentrl.client.config import SamplingConfig
-    from agentrl.client.door import Door, DoorSettings, OtherModel, SideCalls
+    from agentrl.client.door import Door, DoorSettings, OtherModel, RoleRule, SideCalls
     from agentrl.client.endpoint import EndpointBackend
     from agentrl.client.episode import EpisodeSettings
     from agentrl.client.offline import CallTimeout
@@ -31,6 +31,7 @@ __all__ = [
     "OtherModel",
     "PolicyBackend",
     "ReplayBackend",
+    "RoleRule",
     "SamplingConfig",
     "SideCalls",
     "Tool",
@@ -53,6 +54,7 @@ __getattr__ = first_use(
         "OtherModel": "agentrl.client.door",
         "PolicyBackend": "agentrl.client.policy",
         "ReplayBackend": "agentrl.client.replay",
+        "RoleRule": "agentrl.client.door",
         "SamplingConfig": "agentrl.client.config",
         "SideCalls": "agentrl.client.door",
         "Tool": "agentrl.tools",

@@ -68,7 +68,7 @@ Piece: TypeAlias = Delta | ChatCompletionChunk | Answer
 
 
 class AnswerStream(ABC):
-    """An answer in pieces; a stream that is left before its `Answer` records nothing."""
+    """An answer in pieces; of a stream that is left before its `Answer`, the pieces that came are recorded as a turn."""
 
     running: RunningCall | None = None
     """Counts the call; None before sampling begins."""
@@ -136,7 +136,10 @@ class ClientBackend(ABC):
 
     @abstractmethod
     async def answer(self, asked: AskedCall) -> Answer:
-        """Return the answer of a call, whose turn is recorded; a cancellation aborts the request and records nothing."""
+        """Return the answer of a call, whose turn is recorded.
+
+        Cancellation: the request is aborted. What the policy had sampled is recorded as a turn, unless the episode ends.
+        """
 
     @abstractmethod
     async def stream(self, asked: AskedCall) -> AnswerStream:
@@ -161,6 +164,9 @@ class ClientBackend(ABC):
     def adopt(self, turn: Turn) -> None:
         """Add a turn that another model answered, which has no tokens; `Episode.announce` is left to the caller."""
         self.episode.turns.append(turn)
+
+    async def settle(self) -> None:  # noqa: B027 - most have nothing to do
+        """Close the streams that the workflow has left open, before it returns its result."""
 
     def finish(self, failure: EpisodeFailure | None) -> None:  # noqa: B027 - most have nothing to do
         """Take note that the episode is about to close."""

@@ -62,7 +62,8 @@ class GenerateArguments(TypedDict, total=False):
 class Client(AsyncOpenAI):
     """An `AsyncOpenAI` bound to one episode: its model is the policy being trained, an endpoint's, or a record.
 
-    Calls may run in parallel and be retried; each completed one is a turn of the episode.
+    Calls may run in parallel and be retried. Each completed one is a turn of the episode. So is what a call had sampled that
+    the agent gives up, by a timeout, a cancelled scope, or a stream that it leaves.
 
     Args:
         backend: answers the calls, and holds the episode.
@@ -118,7 +119,7 @@ class Client(AsyncOpenAI):
             ServerError: the backend failed, or returned nothing usable.
             WorkflowError: an argument is wrong, an id is outside the vocabulary, or the model takes text only.
 
-        Cancellation: the request is aborted and nothing is recorded.
+        Cancellation: the request is aborted. What was sampled is recorded as a turn, unless the episode ends.
         """
         return await self.backend.generate(input_ids, self.speaker, timeout, sampling)
 
@@ -315,7 +316,7 @@ class Completions(AsyncCompletions):
             TokenError: the chat template cannot render the messages.
             ServerError: the backend failed, aborted the call, or returned nothing usable; `CallTimeout` after `timeout`.
 
-        Cancellation: the request is aborted and nothing is recorded.
+        Cancellation: the request is aborted. What was sampled is recorded as a turn, unless the episode ends.
         """
         return await self._answer(messages, wants_stream(stream), arguments)
 

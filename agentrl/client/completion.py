@@ -160,7 +160,8 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
     """The chunks of one call; iterate it in one task, and leave it early with `async with` or `close()`.
 
     Log-probs, where asked for, and the sampled ids (`choices[0].token_ids`) come with the chunk that has the
-    `finish_reason`. The turn is recorded when that chunk comes; a stream that is left before records nothing.
+    `finish_reason`. The turn is recorded when that chunk comes. Of a stream that is left before, what came is recorded: at
+    once by `close`, else before the next call, or the end of the episode.
     """
 
     def __init__(self, answer: AnswerStream, calls: EpisodeCalls) -> None:
@@ -174,7 +175,10 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         self._done = False
 
     async def __anext__(self) -> ChatCompletionChunk:
-        """Return the next chunk; a cancellation aborts the request and records nothing."""
+        """Return the next chunk.
+
+        Cancellation: the request is aborted. What came is recorded as a turn, unless the episode ends.
+        """
         while not self._ready:
             if self._done:
                 raise StopAsyncIteration
@@ -186,10 +190,14 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
         return self
 
     async def close(self) -> None:
-        """Leave the stream; unless its last token is in, the request is aborted and nothing is recorded."""
+        """Leave the stream; unless its last token is in, the request is aborted, and what came is recorded as a turn."""
         self._ready.clear()
         self._leave()
         await self._answer.close()
+
+    def __del__(self) -> None:
+        """End the running call of a stream that is just left; its episode closes it."""
+        self._leave()
 
     def _leave(self) -> None:
         self._done = True
@@ -202,9 +210,11 @@ class ChatStream(AsyncStream[ChatCompletionChunk]):
                 self._write(piece)
         except BaseException as error:
             self._leave()
-            if isinstance(error, AgentRLError):
-                self._calls.fail(error)
-            await self._answer.close(error)
+            try:
+                await self._answer.close(error)
+            finally:
+                if isinstance(error, AgentRLError):
+                    self._calls.fail(error)
             raise
 
     def _write(self, piece: Piece) -> None:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from agentrl.config.base import Config
 from agentrl.inference.backend import MAX_TEMPERATURE, TEMPERATURE_RULE, is_temperature
+from agentrl.tokens.formats import ToolFormatName
 
 
 class SamplingConfig(Config):
@@ -33,6 +34,11 @@ class SamplingConfig(Config):
     """
     template_options: dict[str, bool | int | str] = Field(default_factory=dict)
     """Extra variables for the chat template, such as `{enable_thinking: false}`."""
+    tool_format: ToolFormatName = "auto"
+    """Form of the model's tool calls; `auto` takes the one in which calls come back from the model's own chat template.
+
+    For a template without tools, `hermes` describes them in the system message and reads calls from the answers.
+    """
     unsupported: Literal["refuse", "prompt"] = "refuse"
     """What happens to structured output and forced tool calls, which free decoding cannot enforce.
 

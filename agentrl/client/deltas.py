@@ -10,11 +10,10 @@ from enum import Enum, auto
 
 from agentrl.client.backend import Delta
 from agentrl.errors import TokenError
+from agentrl.tokens.parse import ToolFormat
+from agentrl.types import Message
 
 _OPEN, _CLOSE = "<think>", "</think>"
-_CALL_MARKERS = ("<tool_call>", "[TOOL_CALLS]")
-_CALL_TAG = "<|python_tag|>"
-"""A call in this format is the whole message, with or without the tag."""
 
 
 class _At(Enum):
@@ -34,7 +33,7 @@ class DeltaSplitter:
     trimmed, bytes that may yet become a character, and everything from the first tool call on.
 
     Example:
-        >>> splitter = DeltaSplitter(tools=True, stops=(), thinking_open=False)
+        >>> splitter = DeltaSplitter(HERMES, tools=True, stops=(), thinking_open=False)
         >>> [splitter.push(text) for text in ("<thi", "nk>Two", "</think>\n\nIt is <to", "ol_call>{}")]
         [Delta(reasoning='', content=''), Delta(reasoning='Two', content=''), Delta(reasoning='', content='It is'),
          Delta(reasoning='', content='')]
@@ -42,11 +41,14 @@ class DeltaSplitter:
         Delta(reasoning='', content='')
     """
 
-    def __init__(self, *, tools: bool, stops: Iterable[str], thinking_open: bool) -> None:
-        self._tools = tools
+    def __init__(self, form: ToolFormat | None, *, tools: bool, stops: Iterable[str], thinking_open: bool) -> None:
+        """Split an output whose tool calls have the form `form`; None, or no `tools`, if it holds none."""
+        self._openings = form.openings if form is not None and tools else ()
+        self._starts = form.starts if form is not None and tools else ()
+        self._tools = tools and form is not None
         self._stops = (*stops, "\ufffd")
         self._thinking_open = thinking_open
-        self._at = _At.START
+        self._at = _At.START if form is None or form.split is None else _At.HELD  # channels come at the end
         self._gate = ""
         self._stopped = False
         self._pending = ""
@@ -65,6 +67,12 @@ class DeltaSplitter:
         while self._advance():
             pass
         return Delta("".join(self._sent_reasoning[reasoning:]), "".join(self._sent_content[content:]))
+
+    def shown(self) -> Message:
+        """Return the message that the text handed out so far makes."""
+        message: dict[str, object] = {"role": "assistant", "content": "".join(self._sent_content)}
+        reasoning = "".join(self._sent_reasoning)
+        return message | {"reasoning_content": reasoning} if reasoning else message
 
     def rest(self, reasoning: str, content: str) -> Delta:
         """Return what is still missing of the finished message.
@@ -132,13 +140,13 @@ class DeltaSplitter:
             return
         if not self._tools:
             self._at = _At.CONTENT
-        elif text[0].isspace() or text[0] == "{" or text.startswith(_CALL_TAG):
+        elif text[0].isspace() or text.startswith(self._starts):
             self._at = _At.HELD
-        elif not _CALL_TAG.startswith(text):
+        elif not any(start.startswith(text) for start in self._starts):
             self._at = _At.CONTENT
 
     def _content(self) -> None:
-        cut, found = _first_marker(self._pending, _CALL_MARKERS) if self._tools else (len(self._pending), False)
+        cut, found = _first_marker(self._pending, self._openings)
         text = self._pending[:cut].rstrip()
         self._sent_content.append(text)
         self._pending = self._pending[len(text) :]

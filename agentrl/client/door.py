@@ -6,29 +6,37 @@ the commands of a model holds it. Rewards have a secret of their own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from agentrl.config.base import Config
 from agentrl.errors import WorkflowError
 
+RoleName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
 
 class OtherModel(Config):
-    """A model of an OpenAI-compatible endpoint that answers side calls in the place of the policy."""
+    """A model of an OpenAI-compatible endpoint that answers side calls, and `/embeddings` and `/completions`."""
 
     base_url: str
     """Its base URL, such as `http://127.0.0.1:8000/v1`."""
     model: str
     """Its name there."""
+    embeddings: str | None = None
+    """The name of the endpoint's model for embeddings; None: `model`."""
     api_key_env: str | None = None
     """Environment variable with the endpoint's key; None: it needs none."""
 
 
 class SideCalls(Config):
-    """The rule for calls that a program makes beside those of its agent, such as titles: each of the lists finds some."""
+    """The rule for calls that a program makes beside those of its agent, such as titles: each of the lists finds some.
+
+    With another model as `answer`, and no lists, it is for `/embeddings` and `/completions` alone.
+    """
 
     models: tuple[str, ...] = ()
     """Model names of such calls; `*` stands for any characters, as in `*haiku*`."""
@@ -43,8 +51,8 @@ class SideCalls(Config):
 
     @model_validator(mode="after")
     def _check_rule(self) -> Self:
-        if not (self.models or self.roles or self.prompts):
-            raise ValueError("side_calls names no call; set models, roles or prompts")
+        if not (self.models or self.roles or self.prompts) and self.answer == "policy":
+            raise ValueError("side_calls names no call; set models, roles or prompts, or an endpoint as `answer`")
         if self.train and self.answer != "policy":
             raise ValueError("side_calls.train needs answers of the policy; another model's are not trained")
         return self
@@ -63,11 +71,22 @@ class SideCalls(Config):
         )
 
 
+class RoleRule(Config):
+    """The calls of a role, of a program that does not mark which of its agents calls."""
+
+    prompts: tuple[str, ...] = Field(min_length=1)
+    """Text in the first message of such a call."""
+
+
 class DoorSettings(Config):
     """What a door makes of the calls of a program."""
 
     branches: tuple[str, ...] = ()
     """Roles whose agents are independent branches, as `Client.branch` declares; each agent of such a role is one."""
+    roles: Mapping[RoleName, RoleRule] = Field(default_factory=dict[str, RoleRule])
+    """Roles of calls that say none, by name: the first one whose rule finds the call."""
+    images: Literal["refuse", "omit"] = "refuse"
+    """A call with an image or a file, which a policy cannot read, is refused, or a short text takes its place (`omit`)."""
     side_calls: SideCalls | None = None
     """None: every call is one of the agent's own."""
     rewards: Literal["none", "turns", "all"] = "all"

@@ -1,8 +1,9 @@
 """An episode as its clients share it: the turns, the budgets, rewards and metrics.
 
-Invariant: a model call either becomes exactly one turn or leaves the episode as it was (refused, failed, timed out,
-cancelled). A turn has at most one reward, finite; after `close` nothing changes any more. A budget is checked before the
-call that it forbids. A failed call stays unresolved until a call that started after the failure completes.
+Invariant: a model call becomes at most one turn: none if it is refused, fails or samples nothing, or if the end of the
+episode cuts it; one that the agent gives up is a turn of what was sampled. A turn has at most one reward, finite; after
+`close` nothing changes any more. A budget is checked before the call that it forbids. A failed call stays unresolved until a
+call that started after the failure completes.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Final, Self
 
 import numpy as np
 
-from agentrl.concurrency import loop_time
+from agentrl.concurrency import EndOfEpisode, loop_time
 from agentrl.episode.checks import check_reward_parts
-from agentrl.errors import AgentRLError, EpisodeLimit, RewardError, WorkflowError
+from agentrl.errors import AgentRLError, EpisodeLimit, RewardError, ServerTimeout, WorkflowError
 from agentrl.inference.backend import Generation
 from agentrl.types import BranchPath, EpisodeFailure, StopReason, Trajectory, Turn
 
@@ -27,6 +28,8 @@ REPORTED_NAMES: Final = ("prompt_tokens", "completion_tokens")
 """The counts of an endpoint for an episode; metrics of the trajectory."""
 MISSES_METRIC: Final = "unsupported_misses"
 """Answers that miss what their call demanded, where prompts ask for it (`sampling.unsupported: prompt`)."""
+UNREPORTED_METRIC: Final = "unreported_calls"
+"""Calls that the agent gave up, and whose output the server did not report."""
 BUSY_SHARE: Final = 0.5
 """Share of an episode's deadline; calls of less time in all are not the reason why the episode missed it."""
 LONG_CALL_SHARE: Final = 0.1
@@ -41,7 +44,7 @@ class EpisodeSettings:
     """Unique within the run."""
     task_id: str
     max_turns: int | None = None
-    """Completed calls allowed; a running call counts as one."""
+    """Turns allowed, those that the agent gave up included; a running call counts as one."""
     max_episode_tokens: int | None = None
     """Sampled tokens allowed. A call's output is clipped to what is left when it starts, so only parallel calls can pass it,
     each by its own `max_tokens` at most."""
@@ -59,6 +62,8 @@ class Episode:
         self.calls = EpisodeCalls(self.id, max_turns=settings.max_turns, max_tokens=settings.max_episode_tokens)
         self.clock = itertools.count()
         """Numbers the events: each request that is sent, each turn reward that is set."""
+        self.end = EndOfEpisode()
+        """Comes when the engine ends the episode; from then on no call that is cut becomes a turn."""
         self.metrics: dict[str, float] = {}
         """The metrics that the workflow recorded."""
         self.final_reward: float | None = None
@@ -184,6 +189,10 @@ class Episode:
             numbers[name] = float(value)
         self.metrics.update(numbers)
 
+    def count_unreported(self) -> None:
+        """Count a call that was given up and whose output is not known."""
+        self.metrics[UNREPORTED_METRIC] = self.metrics.get(UNREPORTED_METRIC, 0.0) + 1.0
+
     def close(self, stop_reason: StopReason, final_reward: object, failure: EpisodeFailure | None) -> Trajectory:
         """End the episode, and return its trajectory; without `final_reward`, the one of `reward_final` holds."""
         self.check_open()
@@ -258,6 +267,11 @@ class RunningCall:
         self._failures_before = calls.num_failures
         self._began = calls.begin_call()
         self._open = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the call has not ended."""
+        return self._open
 
     def complete(self) -> None:
         """Resolve the failures before this call: its turn is recorded."""
@@ -364,7 +378,9 @@ class EpisodeCalls:
         return error
 
     def fail(self, error: AgentRLError) -> None:
-        """Record a failed or refused call; one that is recorded already counts once."""
+        """Record a failed or refused call, once. One that the agent gave up has not failed if its output is a turn."""
+        if isinstance(error, ServerTimeout) and error.is_recorded:
+            return
         if not self._failures or self._failures[-1] is not error:
             self._failures.append(error)
 

@@ -17,7 +17,7 @@ _SERVED = "an episode's client serves chat.completions.create (also stream=True 
 
 
 class CallTimeout(ServerTimeout, openai.APITimeoutError):
-    """The deadline that a model call was given as `timeout` has passed; the call recorded nothing.
+    """The deadline that a model call was given as `timeout` has passed; what it had sampled is a turn.
 
     It is an `openai.APITimeoutError` too, so agents written for the OpenAI API can catch and retry it.
     """
@@ -29,9 +29,11 @@ class CallTimeout(ServerTimeout, openai.APITimeoutError):
         self.body, self.code, self.param, self.type = None, None, None, None
 
 
-def call_timeout(episode_id: str, timeout_s: float) -> CallTimeout:
+def call_timeout(episode_id: str, timeout_s: float, *, is_recorded: bool = False) -> CallTimeout:
     """Return the error of a call whose `timeout` has passed."""
-    return CallTimeout(f"episode {episode_id}: no completion within the call's timeout of {timeout_s:g} s")
+    error = CallTimeout(f"episode {episode_id}: no completion within the call's timeout of {timeout_s:g} s")
+    error.is_recorded = is_recorded
+    return error
 
 
 def not_served(what: str) -> NoReturn:

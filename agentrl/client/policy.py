@@ -1,31 +1,33 @@
 """The policy as the backend of an episode: messages or token ids in, exact token ids recorded.
 
 Invariant: a call sends only token ids that the graph holds, and returns only text that those ids decode to. What a server
-returns is checked here and in `TokenGraph.append`, whichever server it is. A failed or cancelled call records nothing.
+returns is checked here and in `TokenGraph.append`, whichever server it is. A failed call records nothing. One that the agent
+gives up records what was sampled; of a stream, what it was given.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from uuid import uuid4
 
 import anyio
 import numpy as np
 
-from agentrl.client.arguments import CallArguments, checked_messages, read_arguments, read_sampling
+from agentrl.client.arguments import CallArguments, call_seed, checked_messages, read_arguments, read_sampling
 from agentrl.client.backend import Answer, AnswerStream, AskedCall, ClientBackend, Delta, Piece, PolicyTokenizer
 from agentrl.client.completion import token_logprobs
 from agentrl.client.config import SamplingConfig
 from agentrl.client.deltas import DeltaSplitter
 from agentrl.client.demand import Demand, Instructions
 from agentrl.client.episode import MISSES_METRIC, Episode, EpisodeSettings
-from agentrl.client.offline import call_timeout
+from agentrl.client.offline import CallTimeout, call_timeout
+from agentrl.concurrency import outcome_of
 from agentrl.episode.checks import are_independent
-from agentrl.errors import ContextOverflow, ReplyError, ServerUnavailable, WorkflowError
-from agentrl.inference.backend import Backend, GenerateRequest, Generation, GenerationChunk, SamplingParams
+from agentrl.errors import ContextOverflow, ReplyError, ServerError, ServerUnavailable, WorkflowError
+from agentrl.inference.backend import Backend, GenerateRequest, Generation, GenerationChunk, GivesUp, SamplingParams
 from agentrl.tokens.graph import Prompt, TokenGraph
 from agentrl.tokens.history import continues_other_branch
 from agentrl.tokens.renderer import Renderer
@@ -75,6 +77,8 @@ class PolicyBackend(ClientBackend):
             turns=episode.turns,
         )
         self._instructions = Instructions() if sampling.unsupported == "prompt" else None
+        self._streams: set[_PolicyStream] = set()
+        """Streams that have begun and are not closed."""
 
     @property
     def run_sampling(self) -> SamplingConfig:
@@ -98,10 +102,11 @@ class PolicyBackend(ClientBackend):
     async def answer(self, asked: AskedCall) -> Answer:
         """Return the answer of a call; one that the server cut raises, because it must not look like an answer."""
         messages, call = self.read(asked)
+        await self._close_left()
         with self.episode.start_call() as running:
             prompt = self.prepare(messages, call, asked.speaker)
             request = self.request(prompt, call.sampling)
-            generation = await self._generate(request, call.timeout_s)
+            generation = await self._generate(prompt, request, call.timeout_s, asked.speaker)
             self.check_not_aborted(request, generation)
             turn = self.record(prompt, request, generation, asked.speaker)
             self.compare(messages, call.demand, turn.message)
@@ -111,6 +116,7 @@ class PolicyBackend(ClientBackend):
     async def stream(self, asked: AskedCall) -> AnswerStream:
         """Return the answer of a call in pieces. Budgets are checked here; sampling begins with the first piece."""
         messages, call = self.read(asked)
+        await self._close_left()
         with self.episode.start_call():
             prompt = self.prepare(messages, call, asked.speaker)
             request = self.request(prompt, call.sampling)
@@ -124,14 +130,34 @@ class PolicyBackend(ClientBackend):
         with episode.refusals():
             params = read_sampling(sampling, self.sampling, vocab_size=self.renderer.vocab_size)
             ids = self._checked_ids(input_ids)
+        await self._close_left()
         with episode.start_call() as running:
             parent, end = self._parent_of(ids, speaker.branch)
             prompt = self._graph.prepare_ids(ids[end:], parent)
             request = self.request(prompt, params)
-            generation = await self._generate(request, timeout)
+            generation = await self._generate(prompt, request, timeout, speaker)
             self.record(prompt, request, generation, speaker, given=generation)
             running.complete()
         return generation
+
+    async def settle(self) -> None:
+        """Close the streams that the workflow has left open: what they gave is recorded."""
+        for stream in tuple(self._streams):
+            await stream.close()
+
+    def open_stream(self, stream: _PolicyStream) -> None:
+        """Remember a stream that begins: the workflow may leave it without closing it."""
+        self._streams.add(stream)
+
+    def forget_stream(self, stream: _PolicyStream) -> None:
+        """Forget a stream that is closed."""
+        self._streams.discard(stream)
+
+    async def _close_left(self) -> None:
+        """Close the streams without a reader, so that the next call may continue what they gave."""
+        for stream in tuple(self._streams):
+            if stream.running is not None and not stream.running.is_open:
+                await stream.close()
 
     def read(self, asked: AskedCall) -> tuple[list[Message], CallArguments]:
         """Return the messages and arguments of a call, checked."""
@@ -190,9 +216,18 @@ class PolicyBackend(ClientBackend):
             )
 
     def record(
-        self, prompt: Prompt, request: GenerateRequest, generation: Generation, speaker: Speaker, given: object = None
+        self,
+        prompt: Prompt,
+        request: GenerateRequest,
+        generation: Generation,
+        speaker: Speaker,
+        *,
+        given: object = None,
+        shown: Message | None = None,
     ) -> Turn:
         """Append the turn that `generation` makes of `prompt`, and return it; `given` stands for it in `reward`, too.
+
+        `shown` is the answer as far as the workflow got it, where that may be less than the output.
 
         Raises:
             ReplyError: an empty, mismatched or impossible generation.
@@ -212,9 +247,12 @@ class PolicyBackend(ClientBackend):
             stop_reason=generation.stop_reason,
             matched_stop=generation.matched_stop,
             temperature=request.sampling.temperature,
+            truncated_by=request.sampling.truncation(),
             cached_tokens=generation.cached_tokens,
             speaker=speaker,
         )
+        if shown is not None:
+            self._graph.add_shown(prompt, shown)
         episode.announce(completion_id(request), count, given)
         return episode.turns[turn]
 
@@ -237,12 +275,42 @@ class PolicyBackend(ClientBackend):
             prompt_ids=request.context.ids() if call.return_prompt_ids else None,
         )
 
-    async def _generate(self, request: GenerateRequest, timeout_s: float | None) -> Generation:
-        if timeout_s is None:
-            return await self.inference.generate(request)
+    def record_given_up(
+        self,
+        prompt: Prompt,
+        request: GenerateRequest,
+        generation: Generation | None,
+        speaker: Speaker,
+        shown: Message | None = None,
+    ) -> bool:
+        """Record what a call that the agent gave up had sampled, and return whether there is a turn of it.
+
+        `generation` is None where the server did not report it.
+        """
+        if not self.episode.is_open:
+            return False
+        if generation is None:
+            self.episode.count_unreported()
+            return False
+        if len(generation.output_ids):
+            self.record(prompt, request, generation, speaker, given=generation, shown=shown)
+        return len(generation.output_ids) > 0
+
+    async def _generate(
+        self, prompt: Prompt, request: GenerateRequest, timeout_s: float | None, speaker: Speaker
+    ) -> Generation:
+        inference, recorded = self.inference, list[bool]()
+
+        def record_late(generation: Generation | None) -> None:
+            recorded.append(self.record_given_up(prompt, request, generation, speaker))
+
         with anyio.move_on_after(timeout_s):
-            return await self.inference.generate(request)
-        raise call_timeout(request.episode_id, timeout_s)
+            if not isinstance(inference, GivesUp):
+                return await inference.generate(request)
+            give_up = partial(inference.give_up, request.request_id)
+            generate = partial(inference.generate, request)
+            return await outcome_of(generate, give_up=give_up, end=self.episode.end, late=record_late)
+        raise call_timeout(request.episode_id, timeout_s or 0.0, is_recorded=any(recorded))
 
     def _checked_ids(self, input_ids: Sequence[int] | Int32Array) -> Int32Array:
         """Return the ids of a token-level call, [N] int32; one outside the vocabulary would kill a real server."""
@@ -289,7 +357,7 @@ class PolicyBackend(ClientBackend):
 
 
 class _PolicyStream(AnswerStream):
-    """A call of the policy in pieces."""
+    """A call of the policy in pieces; where it is left may depend on the ids that came, and on no others."""
 
     def __init__(
         self,
@@ -306,41 +374,109 @@ class _PolicyStream(AnswerStream):
         self._deadline = None if call.timeout_s is None else anyio.current_time() + call.timeout_s
         self._sampling = AsyncExitStack()
         self._chunks: AsyncIterator[GenerationChunk] | None = None
+        self._num_given = 0
+        """Ids that came."""
+        self._late: Generation | None = None
+        """The whole output, where it came with the first ids of a stream that was given up."""
+        self._has_ended = False
+        """Whether the last chunk came, or the call failed."""
         self._ends = policy.renderer.eos_ids | set(call.sampling.stop_token_ids)
-        self._ended = False
+        self._end_was_sampled = False
         self._text = policy.renderer.incremental_decoder()
         thinking = prompt.extension.thinking_open
-        self._splitter = DeltaSplitter(tools=prompt.tools, stops=call.sampling.stop, thinking_open=thinking)
+        form, stops = policy.renderer.tool_format, call.sampling.stop
+        self._splitter = DeltaSplitter(form, tools=bool(prompt.tools), stops=stops, thinking_open=thinking)
 
     async def next(self) -> Sequence[Piece]:
         """Return what new ids settle; at the end the rest and the answer."""
         chunk = await self._next_chunk()
         if chunk.generation is None:
+            self._num_given += len(chunk.output_ids)
             return [self._split(chunk.output_ids.tolist())]
-        await self._sampling.aclose()
+        self._has_ended = True
+        await self._close_call(None)
         return self._finish(chunk.generation)
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Stop sampling; unless the last token is in, the request is aborted."""
+        """Stop sampling. Unless the last token is in, the request is aborted, and what came is recorded."""
+        was_left = error is None or isinstance(error, (CallTimeout, anyio.get_cancelled_exc_class()))
+        try:
+            if was_left and self._num_given and not self._has_ended:
+                is_recorded = await self._give_up(is_wanted=error is None)
+                if isinstance(error, CallTimeout):
+                    error.is_recorded = is_recorded
+        finally:
+            self._has_ended = True
+            await self._close_call(error)
+
+    async def _close_call(self, error: BaseException | None) -> None:
+        self._policy.forget_stream(self)
         await self._sampling.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
     async def _next_chunk(self) -> GenerationChunk:
         remaining = None if self._deadline is None else max(0.0, self._deadline - anyio.current_time())
         with anyio.move_on_after(remaining):
             if self._chunks is None:
-                self.running = self._policy.episode.start_call()
-                self._chunks = await self._sampling.enter_async_context(self._policy.inference.stream(self._request))
-            try:
-                return await anext(self._chunks)
-            except StopAsyncIteration:
-                raise ReplyError(f"request {self._request.request_id}: the stream ended without its last chunk") from None
+                return await self._first_chunk()
+            return await self._chunk_of(self._chunks)
         raise call_timeout(self._policy.episode.id, self._call.timeout_s or 0.0)
+
+    async def _first_chunk(self) -> GenerationChunk:
+        policy, inference = self._policy, self._policy.inference
+        self.running = policy.episode.start_call()
+        policy.open_stream(self)
+        if not isinstance(inference, GivesUp):
+            return await self._begin()
+        # A request cannot be picked up again where a cancellation cut its opening.
+        return await outcome_of(
+            self._begin,
+            give_up=partial(inference.give_up, self._request.request_id),
+            end=policy.episode.end,
+            late=self._take_late,
+        )
+
+    def _take_late(self, chunk: GenerationChunk | None) -> None:
+        """Count the first ids of a stream that was given up before they came."""
+        if chunk is not None:
+            self._num_given += len(chunk.output_ids)
+            self._late = chunk.generation
+
+    async def _begin(self) -> GenerationChunk:
+        self._chunks = await self._sampling.enter_async_context(self._policy.inference.stream(self._request))
+        return await self._chunk_of(self._chunks)
+
+    async def _chunk_of(self, chunks: AsyncIterator[GenerationChunk]) -> GenerationChunk:
+        try:
+            return await anext(chunks)
+        except StopAsyncIteration:
+            raise ReplyError(f"request {self._request.request_id}: the stream ended without its last chunk") from None
+
+    async def _give_up(self, *, is_wanted: bool) -> bool:
+        """Record the ids that came, and return whether that was possible; `is_wanted`: the workflow has what it wants."""
+        policy, inference, end = self._policy, self._policy.inference, self._policy.episode.end
+        chunks, generation = self._chunks, self._late
+        if chunks is None or not isinstance(inference, GivesUp) or end.has_come:
+            return False
+        try:
+            with end.bounded():
+                await inference.give_up(self._request.request_id)
+                while generation is None:
+                    generation = (await self._chunk_of(chunks)).generation
+        except ServerError:
+            generation = None
+        if end.has_come:
+            return False
+        given = None if generation is None else generation.first(self._num_given)
+        is_recorded = policy.record_given_up(self._prompt, self._request, given, self._speaker, self._splitter.shown())
+        if is_wanted and is_recorded and self.running is not None:
+            self.running.complete()
+        return is_recorded
 
     def _split(self, ids: list[int]) -> Delta:
         """Return what new ids settle; an end-of-turn id may or may not be part of the text, so it is left for the end."""
         for at, token_id in enumerate(ids):
-            if self._ended or token_id in self._ends:
-                self._ended, ids = True, ids[:at]
+            if self._end_was_sampled or token_id in self._ends:
+                self._end_was_sampled, ids = True, ids[:at]
                 break
         return self._splitter.push(self._text.push(ids)) if ids else Delta("", "")
 
@@ -359,17 +495,6 @@ class _PolicyStream(AnswerStream):
         if self.running is not None:
             self.running.complete()
         return [rest, policy.answered(request, call, turn, generation)]
-
-
-def call_seed(run_seed: int, episode_id: str, call: int) -> int:
-    """Return the seed of a model call, 63 bits; `call` is its number in the episode.
-
-    Example:
-        >>> call_seed(0, "0.0.0", 0) == call_seed(0, "0.0.0", 0), call_seed(0, "0.0.0", 0) == call_seed(0, "0.0.0", 1)
-        (True, False)
-    """
-    digest = hashlib.blake2b(f"{run_seed}/{episode_id}/{call}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1
 
 
 def completion_id(request: GenerateRequest) -> str:

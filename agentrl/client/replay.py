@@ -1,14 +1,16 @@
 """A recorded episode as a backend, so that a workflow runs again without a model.
 
-Invariant: a call gets the recorded answer to the same messages and tools, once. A call that was not recorded raises
-`ReplayDiverged`, and the backend remembers it even if the workflow catches the error.
+Invariant: a call gets the recorded answer to the same messages and tools, once. One that the workflow gave up gets the
+recorded pieces, and then nothing until the workflow gives it up. A call that was not recorded raises `ReplayDiverged`, and
+the backend remembers it even if the workflow catches the error.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NoReturn, cast
 
 import anyio.lowlevel
@@ -19,6 +21,7 @@ from agentrl.client.arguments import checked_messages
 from agentrl.client.backend import Answer, AnswerStream, AskedCall, ClientBackend, Delta, Piece
 from agentrl.client.demand import Demand, Instructions, ToolSchema, read_demand
 from agentrl.client.episode import MISSES_METRIC, REPORTED_NAMES, Episode, EpisodeSettings
+from agentrl.client.offline import call_timeout
 from agentrl.errors import ReplayDiverged, TokenError, WorkflowError
 from agentrl.inference.backend import Generation
 from agentrl.tokens.messages import message_key, plain_fields
@@ -61,6 +64,12 @@ class ReplayBackend(ClientBackend):
 
     async def answer(self, asked: AskedCall) -> Answer:
         """Return the recorded answer to these messages and tools."""
+        answer = await self._recorded(asked)
+        if answer.generation.stop_reason is StopReason.ABORT:
+            await self._until_given_up(asked)
+        return answer
+
+    async def _recorded(self, asked: AskedCall) -> Answer:
         await anyio.lowlevel.checkpoint()
         arguments = asked.arguments
         with self.episode.refusals():
@@ -69,6 +78,8 @@ class ReplayBackend(ClientBackend):
             tools = _tools(arguments)
             index = self._take(checked_messages(asked.messages), tools, asked.speaker, _demand(arguments, tools))
         turn = self.episode.turns[-1]
+        if turn.stop_reason is not StopReason.ABORT:  # as the call did that was recorded
+            self.episode.calls.resolve(self.episode.calls.num_failures)
         wants_ids = cast("Mapping[str, object]", arguments.get("extra_body") or {}).get("return_token_ids")
         context = self._context_of(index)
         return Answer(
@@ -83,7 +94,16 @@ class ReplayBackend(ClientBackend):
     async def stream(self, asked: AskedCall) -> AnswerStream:
         """Return the recorded answer in pieces; its turn is recorded at once."""
         options = cast("Mapping[str, object]", asked.arguments.get("stream_options") or {})
-        return _ReplayStream(await self.answer(asked), include_usage=bool(options.get("include_usage")))
+        answer = await self._recorded(asked)
+        until_given_up = partial(self._until_given_up, asked)
+        return _ReplayStream(answer, until_given_up, include_usage=bool(options.get("include_usage")))
+
+    async def _until_given_up(self, asked: AskedCall) -> None:
+        """Wait for the workflow to give the call up; a `timeout` of its own passes at once."""
+        timeout = asked.arguments.get("timeout", asked.timeout)
+        if isinstance(timeout, (int, float)):
+            raise call_timeout(self.episode.id, float(timeout), is_recorded=True)
+        await anyio.sleep_forever()
 
     async def generate(
         self, input_ids: Sequence[int] | Int32Array, speaker: Speaker, timeout: float | None, sampling: Mapping[str, object]
@@ -192,17 +212,25 @@ class ReplayBackend(ClientBackend):
 
 
 class _ReplayStream(AnswerStream):
-    """A recorded answer in two pieces: its text, and all of it."""
+    """A recorded answer in two pieces: its text, and all of it. One that was given up has the text in characters alone."""
 
-    def __init__(self, answer: Answer, *, include_usage: bool) -> None:
+    def __init__(self, answer: Answer, until_given_up: Callable[[], Awaitable[None]], *, include_usage: bool) -> None:
         super().__init__(answer.id, answer.model, include_usage=include_usage)
-        self._answer = answer
+        self._answer, self._until_given_up = answer, until_given_up
+        self._is_read = False
 
     async def next(self) -> Sequence[Piece]:
-        """Return both pieces."""
+        """Return the pieces."""
         await anyio.lowlevel.checkpoint()
+        if self._is_read:
+            await self._until_given_up()
+        self._is_read = True
         message = self._answer.message
-        return [Delta(str(message.get("reasoning_content") or ""), str(message.get("content") or "")), self._answer]
+        reasoning, content = str(message.get("reasoning_content") or ""), str(message.get("content") or "")
+        if self._answer.generation.stop_reason is not StopReason.ABORT:
+            return [Delta(reasoning, content), self._answer]
+        # A workflow that left where the text said enough leaves at the same place.
+        return [*(Delta(each, "") for each in reasoning), *(Delta("", each) for each in content)]
 
     async def close(self, error: BaseException | None = None) -> None:
         """Do nothing: the turn is recorded already."""

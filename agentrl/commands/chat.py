@@ -29,6 +29,7 @@ from agentrl.files import write_json
 from agentrl.foreign import one_line, visible
 from agentrl.inference.backend import TEMPERATURE_RULE, is_temperature
 from agentrl.inference.config import has_credentials
+from agentrl.tokens.formats import ToolFormatName
 from agentrl.tools import Tool, reply_to, tool
 from agentrl.user_code import import_user_object
 from agentrl.weights.merging import whole_model
@@ -55,6 +56,7 @@ class ChatOptions:
     max_tokens: int = 1024
     device: str = "auto"
     template_options: Mapping[str, bool | int | str] | None = None
+    tool_format: ToolFormatName = "auto"
 
 
 def chat_command(
@@ -70,6 +72,7 @@ def chat_command(
     max_tokens: int = 1024,
     device: str = "auto",
     template_option: tuple[str, ...] = (),
+    tool_format: ToolFormatName = "auto",
 ) -> None:
     """Talk with a checkpoint in the terminal; /reset starts again, /save FILE writes the conversation, Ctrl-D leaves.
 
@@ -84,6 +87,7 @@ def chat_command(
         max_tokens: Longest answer, tokens.
         device: auto, cpu, cuda or cuda:N.
         template_option: Variable of the chat template as name=value, such as enable_thinking=false; may be repeated.
+        tool_format: Form of tool calls; auto, or hermes for a chat template without tools.
     """
     options = ChatOptions(
         checkpoint=checkpoint,
@@ -96,6 +100,7 @@ def chat_command(
         max_tokens=max_tokens,
         device=device,
         template_options=parse_named_values(template_option),
+        tool_format=tool_format,
     )
     run_job(partial(chat, options), lambda: "A chat leaves nothing behind but what /save wrote.")
 
@@ -224,7 +229,11 @@ async def _clients(options: ChatOptions) -> AsyncGenerator[Callable[[], Client]]
     if options.endpoint is None:
         if options.checkpoint is None:
             raise ConfigError("chat: expected a checkpoint, or --endpoint with --model")
-        sampling = {"max_tokens": options.max_tokens, "template_options": dict(options.template_options or {})}
+        sampling = {
+            "max_tokens": options.max_tokens,
+            "template_options": dict(options.template_options or {}),
+            "tool_format": options.tool_format,
+        }
         served = serve(whole_model(options.checkpoint), inference={"device": options.device}, sampling=sampling)
         async with served as policy:
             yield policy.client

@@ -33,6 +33,7 @@ def make_runner(
         model=str(Path(model).absolute()),
         template_options=json.dumps(run.sampling.template_options),
         max_context=renderer.max_context,
+        tool_format=run.sampling.tool_format,
         rollout=run.rollout.model_dump_json(),
         seed=run.seed,
         stall_timeout_s=run.engine.stall_timeout_s,

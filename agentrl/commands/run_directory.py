@@ -69,7 +69,8 @@ def prepare_directory(plan: Plan, existing: Existing, objects: RunObjects | None
         make_private(folder)
         (folder / "config.yaml").write_text(resolved_yaml(run))
         (folder / "plan.txt").write_text(describe_plan(plan) + "\n")
-        record_split(run, step)
+        if run.cluster.split is not None:
+            record_split(run, step)
         if objects is not None and objects.tasks is not None:
             write_task_files(folder, objects.tasks.train.finite, objects.tasks.evaluation)
     except OSError as error:

@@ -15,10 +15,10 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import orjson
 from cyclopts import Parameter
 
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.exact_json import decode_exact_json
 from agentrl.foreign import make_log_visible, visible
 from agentrl.watchdog.signals import interrupt_note, interrupt_text, print_error, print_interrupt, sigterm_raises
 
@@ -110,7 +110,7 @@ def check_writable(path: Path, what: str) -> None:
 def parse_json_object(text: str, flag: str) -> dict[str, Any]:
     """Return the fields of the JSON object that `flag` gives as text; a `ConfigError` for any other text."""
     try:
-        found: object = orjson.loads(text)
+        found = decode_exact_json(text)
     except ValueError as error:
         raise ConfigError(f"{flag} must be a JSON object: {error}") from None
     if not isinstance(found, dict):

@@ -22,6 +22,7 @@ from agentrl.gateway import Gateway
 from agentrl.servers.embedded.faults import parse_faults
 from agentrl.servers.http.app import AddRoutes
 from agentrl.servers.serve import ServeOptions, run_server
+from agentrl.tokens.formats import ToolFormatName
 from agentrl.tokens.renderer import Renderer
 from agentrl.watchdog.signals import interrupt_from, print_interrupt
 from agentrl.weights.merging import whole_model
@@ -40,6 +41,7 @@ def serve_command(
     api_key_env: str | None = None,
     served_model_name: str | None = None,
     template_option: tuple[str, ...] = (),
+    tool_format: ToolFormatName = "auto",
     unsupported: Literal["refuse", "prompt"] = "refuse",
     allow_origin: tuple[str, ...] = (),
     fault: tuple[str, ...] = (),
@@ -57,11 +59,15 @@ def serve_command(
         api_key_env: Environment variable with the key that clients must send.
         served_model_name: Name of the model in the OpenAI API; the default is the name of the checkpoint's folder.
         template_option: Variable of the chat template as name=value, such as enable_thinking=false; may be repeated.
+        tool_format: Form of tool calls; auto, or hermes for a chat template without tools.
         unsupported: Structured output and forced tool calls: refuse them, or ask for them in the prompt.
         allow_origin: Origin of a web page that may call the OpenAI API, such as http://localhost:3000; may be repeated.
         fault: A fault of SGLang to imitate, for tests of clients; may be repeated. `sglang` stands for all of them.
     """
-    sampling, template_options = SamplingConfig(unsupported=unsupported), parse_named_values(template_option)
+    sampling, template_options = (
+        SamplingConfig(unsupported=unsupported, tool_format=tool_format),
+        parse_named_values(template_option),
+    )
     if not model.is_dir():
         raise ConfigError(f"{model}: expected a local HF checkpoint (config.json, *.safetensors, tokenizer)")
     options = ServeOptions(
@@ -110,7 +116,7 @@ def _openai_routes(
 ) -> AddRoutes | None:
     """Return what adds the OpenAI API; None for a checkpoint without a tokenizer or chat template, with a note why."""
     try:
-        renderer = Renderer.load(model, template_options=template_options)
+        renderer = Renderer.load(model, template_options=template_options, tool_format=sampling.tool_format)
     except ConfigError as error:
         console.print(f"warning: no OpenAI API: {error}", style="yellow")
         return None

@@ -124,7 +124,7 @@ def load_parts(plan: Plan, objects: RunObjects | None = None) -> Parts:
         raise ConfigError("; ".join(plan.problems))
     if run.inference.backend == "sglang" and not run.inference.urls and run.cluster.launcher != "ray":
         find_sglang_python(run.inference)
-    trackers = load_trackers(run)
+    trackers = load_trackers(run) if run.track else {}
     renderer = load_renderer(run, run.model.directory)
     tasks = load_tasks(run.tasks) if objects is None or objects.tasks is None else objects.tasks
     check_tasks_travel(run, tasks)
@@ -139,7 +139,10 @@ def load_renderer(run: RunConfig, model: str | Path) -> Renderer:
         ConfigError: a tokenizer file is missing, or the limit exceeds the positions of the model.
     """
     limit = run.inference.context_limit
-    renderer = Renderer.load(model, template_options=run.sampling.template_options, max_context=limit)
+    sampling = run.sampling
+    renderer = Renderer.load(
+        model, template_options=sampling.template_options, max_context=limit, tool_format=sampling.tool_format
+    )
     asked, positions = run.inference.max_context_tokens, renderer.model_positions
     if asked is not None and positions is not None and asked > positions:
         raise ConfigError(
@@ -293,7 +296,7 @@ def _engine(
         progress=progress,
         send_dtype=run.resolved_inference.dtype if plan.route.method == "distributed" else None,
         resume=resume,
-        trackers=make_feed(run, parts.trackers, parts.renderer, resume.step),
+        trackers=make_feed(run, parts.trackers, parts.renderer, resume.step) if parts.trackers else None,
     )
     return Engine(engine_parts)
 

@@ -5,6 +5,7 @@ Invariant: no row is skipped, and no code of a file runs. A `ConfigError` names 
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import importlib
@@ -14,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, cast
 
-import orjson
-
 from agentrl.errors import ConfigError
+from agentrl.exact_json import decode_exact_json
 
 FILE_KINDS: Final = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 """Kinds of files; all but parquet may be compressed, as `.jsonl.gz`."""
+_BYTE_ORDER_MARK: Final = codecs.BOM_UTF8
 
 
 class FileRow(NamedTuple):
@@ -120,20 +121,22 @@ def _numbered(file: Path, rows: Iterator[Mapping[str, Any]]) -> Iterator[FileRow
 
 
 def _line_rows(file: Path, lines: IO[bytes]) -> Iterator[FileRow]:
-    for number, line in enumerate(lines, 1):
+    for number, marked in enumerate(lines, 1):
+        line = marked.removeprefix(_BYTE_ORDER_MARK)  # at the start, and where files were joined
         if line.strip():
             place = f"{file}:{number}"
             try:
-                yield FileRow(number, place, _json_object(orjson.loads(line), place))
-            except orjson.JSONDecodeError as error:
+                yield FileRow(number, place, _json_object(decode_exact_json(line), place))
+            except ValueError as error:
                 where = f"{place}: expected a JSON object, got {line.rstrip()[:60]!r}"
                 raise ConfigError(f"{where} ({error}); fix or remove the line") from None
 
 
 def _json_rows(file: Path, data: bytes) -> Iterator[FileRow]:
+    data = data.removeprefix(_BYTE_ORDER_MARK)
     try:
-        found = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
+        found = decode_exact_json(data)
+    except ValueError as error:
         if data.lstrip().startswith(b"["):
             raise ConfigError(f"{file}: expected a list of records as JSON: {error}") from None
         yield from _line_rows(file, io.BytesIO(data))
@@ -224,8 +227,8 @@ def _shard_names(state: Path) -> Iterator[str]:
 
 def _json_file(file: Path) -> dict[str, Any]:
     try:
-        found = orjson.loads(file.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
+        found = decode_exact_json(file.read_bytes())
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: expected JSON, as datasets writes it: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{file}: expected a JSON object, as datasets writes it, got {type(found).__name__}")

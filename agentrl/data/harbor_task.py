@@ -118,6 +118,16 @@ class HarborTask(msgspec.Struct, frozen=True, kw_only=True):
             raise _field_error(self.folder, "metadata.agentrl.keep", f"expected a list of absolute paths, got {kept!r}")
         return tuple(cast("list[str]", kept))
 
+    @property
+    def needs(self) -> dict[str, str]:
+        """What the image has to hold, and the shell command that succeeds where it does: `[metadata.agentrl.needs]`."""
+        own = self.metadata.get("agentrl")
+        needs: object = cast("Mapping[str, Any]", own).get("needs", {}) if isinstance(own, Mapping) else {}
+        if not isinstance(needs, Mapping) or not all(isinstance(command, str) for command in needs.values()):
+            why = f"expected a command for each name, got {needs!r}"
+            raise _field_error(self.folder, "metadata.agentrl.needs", why)
+        return dict(cast("Mapping[str, str]", needs))
+
     def has_test(self, name: str) -> bool:
         """Return whether there is a file of this name in `tests`."""
         return (self.folder / "tests" / name).is_file()
@@ -175,7 +185,7 @@ def read_harbor_folder(folder: Path) -> HarborTask:
     )
     if task.image.workdir == "/":
         raise _field_error(folder, "environment.workdir", f"expected a directory below /, got {given.workdir!r}")
-    _ = task.kept
+    _ = task.kept, task.needs
     return task
 
 

@@ -11,8 +11,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from agentrl.algo.keeps import mixed_returns
-from agentrl.algo.slots import NoOptions
+from agentrl.algo.keeps import returns_differ
 from agentrl.episode.summary import is_success
 from agentrl.types import Group, Task
 
@@ -126,4 +125,4 @@ def _teaches_nothing(group: Group) -> bool:
     """Return whether all episodes of a group, or none, succeed, and with equal returns."""
     successes = sum(map(is_success, group.episodes))
     all_alike = len(group.episodes) > 1 and successes in (0, len(group.episodes))
-    return all_alike and not mixed_returns(group, NoOptions())
+    return all_alike and not returns_differ(group)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final, TypeAlias, cast
 
 import orjson
@@ -21,6 +23,7 @@ from agentrl.data.files import file_stem, find_files, read_rows
 from agentrl.data.harbor_task import harbor_tasks
 from agentrl.data.stream import IteratedStream, TaskStream, stream_task
 from agentrl.errors import ConfigError
+from agentrl.exact_json import decode_exact_json, encode_exact_json
 from agentrl.types import Task
 from agentrl.user_code import import_user_object
 
@@ -64,11 +67,17 @@ class DataRecord(dict[str, Any]):
         return found
 
     def answer(self, *names: str) -> str:
-        """Return a field that holds text or a number, as text; `5.0` becomes `5`."""
+        """Return a field that holds text or a finite number, as text; `5.0` becomes `5`, and 1e23 all its digits."""
         found = self.value(*names, kind="an answer")
-        if isinstance(found, bool) or not isinstance(found, (str, int, float)) or not str(found).strip():
+        if isinstance(found, bool) or not isinstance(found, (str, int, float, Decimal)) or not str(found).strip():
             raise self.error(f"{names[0]!r}: expected text or a number, got {found!r:.80}")
-        return str(int(found)) if isinstance(found, float) and found.is_integer() else str(found).strip()
+        if isinstance(found, (float, Decimal)):
+            if not math.isfinite(found):
+                raise self.error(f"{names[0]!r}: expected text or a finite number, got {found!r:.80}")
+            # Of the digits that a float is written with: 1e23 itself is 99999999999999991611392.
+            exact = Decimal(repr(found)) if isinstance(found, float) else found
+            return f"{exact or 0:.0f}" if exact == exact.to_integral_value() else str(found)
+        return str(found).strip()
 
     def texts(self, *names: str) -> list[str]:
         """Return a field that holds a list of texts, or such a list written as JSON."""
@@ -82,8 +91,8 @@ class DataRecord(dict[str, Any]):
         found = self.value(*names, kind="a list")
         if isinstance(found, str):
             try:
-                found = orjson.loads(found)
-            except orjson.JSONDecodeError as error:
+                found = decode_exact_json(found)
+            except ValueError as error:
                 raise self.error(f"{names[0]!r}: expected a list as JSON, got {found!r:.80} ({error})") from None
         if not isinstance(found, list):
             raise self.error(f"{names[0]!r}: expected a list, got {found!r:.80}")
@@ -334,7 +343,7 @@ def task_id(fields: Mapping[str, Any], default: str) -> str:
 def task_row(task: Task) -> bytes:
     """Return a task as one row of JSON lines, with its fields apart from its id; a TypeError if a field is not JSON."""
     row = {"format": _FORMAT, "id": task.id, "data": dict(task.data)}
-    return orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
+    return encode_exact_json(row, orjson.OPT_SERIALIZE_NUMPY)
 
 
 def given_task(fields: Mapping[str, Any]) -> Task | None:

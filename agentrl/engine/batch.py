@@ -16,6 +16,8 @@ from agentrl.algo.advantages.estimated import GroupAdvantages
 from agentrl.algo.advantages.kl_rewards import kl_estimate, with_kl_rewards
 from agentrl.algo.advantages.scaling import NO_BATCHES, RunningSquare, scaled_advantages
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.algo.shaped_groups import shaped_groups, without_left_out
+from agentrl.algo.slots import load_without_torch
 from agentrl.engine.estimates import VerifiedGroups
 from agentrl.episode.summary import episode_metrics, history_counts, staleness_metrics, trained_record, uniform_outcome
 from agentrl.errors import StaleDataError
@@ -35,6 +37,8 @@ class PreparedBatch:
     """[loss tokens] int32: versions between sampling and training."""
     masked_tokens: int
     """Tokens removed from the loss because they were over age."""
+    shaped_out_tokens: int
+    """Tokens removed from the loss by `algorithm.shaping`."""
     skip: str | None
     """Why a step on this batch cannot change the weights; None when it can."""
     episode_ids: tuple[str, ...] = ()
@@ -57,18 +61,17 @@ def prepare_batch(
         InvariantError: an episode failed, or has no reward.
     """
     groups = verified.groups
+    verified, shaped_out = _shaped(verified, algorithm)
     samples: list[TrainSample] = []
     episode_ids: list[str] = []
     staleness: list[Int32Array] = []
     masked = zero_variance = 0
     uniform = {"right": 0, "wrong": 0}
     by_turn: list[tuple[float, ...]] = []
-    dense = algorithm.slots.dense
     names = _Names(groups)
     estimated = _estimated(verified, algorithm, before)
-    estimates = estimated.groups
     values = verified.values or [None] * len(groups)
-    for group, branches, estimate, of_group in zip(groups, verified.branches, estimates, values, strict=True):
+    for group, branches, estimate, of_group in zip(groups, verified.branches, estimated.groups, values, strict=True):
         zero_variance += estimate.zero_variance
         if estimate.zero_variance and (outcome := uniform_outcome(group.episodes)):
             uniform[outcome] += 1
@@ -82,6 +85,7 @@ def prepare_batch(
                     samples.append(item if of_group is None else _with_values(item, of_group[at], estimate, at))
                     episode_ids.append(episode.episode_id)
                     staleness.append(version - sample.token_versions[sample.loss_mask])
+    teaches_nothing = zero_variance == len(groups) and not algorithm.slots.dense
     ages = np.concatenate(staleness) if staleness else np.empty(0, np.int32)
     return PreparedBatch(
         batch=TrainBatch(
@@ -95,15 +99,37 @@ def prepare_batch(
             "signal_share": 1 - zero_variance / len(groups) if groups else 0.0,
             "loss_tokens": len(ages),
             **estimated.metrics,
-            "masked_tokens": masked,
+            "masked_tokens": masked + shaped_out,
         },
         staleness=ages,
         masked_tokens=masked,
-        skip="no_tokens" if not samples else "zero_variance" if zero_variance == len(groups) and not dense else None,
+        shaped_out_tokens=shaped_out,
+        skip="no_tokens" if not samples else "zero_variance" if teaches_nothing else None,
         episode_ids=tuple(episode_ids),
         advantages=tuple(by_turn),
         seen=estimated.seen,
     )
+
+
+def _shaped(verified: VerifiedGroups, algorithm: AlgorithmConfig) -> tuple[VerifiedGroups, int]:
+    """Return what `algorithm.shaping` makes of the groups, and the number of tokens that it takes out of the loss."""
+    slot = algorithm.slots.shaping
+    if slot.name == "none":
+        return verified, 0
+    groups = shaped_groups(verified.groups, load_without_torch(slot, Group))
+    branches = [
+        [
+            [without_left_out(branch, episode) for branch in of_episode]
+            for episode, of_episode in zip(group.episodes, own, strict=True)
+        ]
+        for group, own in zip(groups, verified.branches, strict=True)
+    ]
+    removed = _loss_tokens(verified.branches) - _loss_tokens(branches)
+    return replace(verified, groups=groups, branches=branches), removed
+
+
+def _loss_tokens(branches: Sequence[Sequence[Sequence[Sample]]]) -> int:
+    return sum(int(one.loss_mask.sum()) for of_group in branches for of_episode in of_group for one in of_episode)
 
 
 class _Estimated(NamedTuple):

@@ -20,7 +20,7 @@ import numpy as np
 
 from agentrl.episode.summary import is_success, name_part
 from agentrl.reward.match import normal_text, read_number
-from agentrl.types import Trajectory, Turn
+from agentrl.types import StopReason, Trajectory, Turn
 
 MOST_NAMES = 32
 """Roles, and players, with figures of their own; the less frequent ones are `others` together."""
@@ -80,7 +80,7 @@ def advantage_metrics(episodes: Iterable[Trajectory], advantages: Iterable[Seque
 
 
 def speaker_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
-    """Return figures of turns: by role, by the program that asked, from prefix caches, and left out of training."""
+    """Return figures of turns: by role and program, from prefix caches, left out, given up, and sampled in part."""
     turns = [turn for episode in episodes for turn in episode.turns]
     figures: dict[str, float] = {}
     for name, tokens in _values_by_name([(turn.role, float(len(turn.output_ids))) for turn in turns]).items():
@@ -90,8 +90,14 @@ def speaker_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
     forks = _values_by_name([(turn.client, float(turn.fork is not None)) for turn in turns])
     figures |= {f"forks_by_client.{name}": math.fsum(found) for name, found in forks.items() if any(found)}
     figures |= _cached_shares(episodes)
-    left_out = sum(turn.left_out for turn in turns)
-    return figures | ({"left_out_turns": float(left_out)} if left_out else {})
+    given_up = [turn for turn in turns if turn.stop_reason == StopReason.ABORT]
+    counts = {
+        "left_out_turns": sum(turn.left_out for turn in turns),
+        "aborted_turns": len(given_up),
+        "aborted_tokens": sum(len(turn.output_ids) for turn in given_up),
+        "truncated_sampling_tokens": sum(len(turn.output_ids) for turn in turns if turn.truncated_by),
+    }
+    return figures | {name: float(count) for name, count in counts.items() if count}
 
 
 def _cached_shares(episodes: Sequence[Trajectory]) -> dict[str, float]:

@@ -11,8 +11,12 @@ from typing import Final
 
 import numpy as np
 
+from agentrl.algo.advantage import advantages_by
+from agentrl.algo.advantages import ADVANTAGES
+from agentrl.algo.advantages.estimated import GroupAdvantages
+from agentrl.algo.advantages.players import Float64Array
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.slots import Loaded, load_without_torch
+from agentrl.algo.slots import Loaded, Slot, load_without_torch, slot_of
 from agentrl.errors import ConfigError
 from agentrl.types import Group
 
@@ -30,16 +34,23 @@ def load_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:
     """
     slots = algorithm.slots
     load_without_torch(slots.advantage, Sequence)
-    return None if slots.keep.name == "all" else GroupFilter(algorithm, load_without_torch(slots.keep, object))
+    if slots.shaping.name != "none":
+        load_without_torch(slots.shaping, Group)
+    if slots.keep.name == "all":
+        return None
+    estimate: Loaded[Sequence[Float64Array]] = load_without_torch(_judged_by(slots.advantage), Sequence)
+    return GroupFilter(algorithm, load_without_torch(slots.keep, object), estimate)
 
 
 class GroupFilter:
     """Asks the function of `algorithm.keep` about each finished group."""
 
-    def __init__(self, algorithm: AlgorithmConfig, function: Loaded[object]) -> None:
-        """Ask `function`, the loaded `algorithm.keep`."""
+    def __init__(
+        self, algorithm: AlgorithmConfig, function: Loaded[object], estimate: Loaded[Sequence[Float64Array]]
+    ) -> None:
+        """Ask `function`, the loaded `algorithm.keep`, which may want to know the advantages by `estimate`."""
         most = algorithm.slots.max_groups_per_step or BATCHES * algorithm.groups_per_step
-        self._function = function
+        self._function, self._estimate = function, estimate
         self._spare = most - algorithm.groups_per_step
         self._left_out = 0
         self._version = -1
@@ -50,9 +61,22 @@ class GroupFilter:
             self._version, self._left_out = version, 0
         if self._left_out >= self._spare:
             return True
-        kept = self._function(group)
+        kept = self._function(group, *self._numbers(group))
         if not isinstance(kept, bool | np.bool_):
             kind = type(kept).__name__
             raise ConfigError(f"{self._function.where} returned a {kind} for group {group.index}; return True or False")
         self._left_out += not kept
         return bool(kept)
+
+    def _numbers(self, group: Group) -> tuple[GroupAdvantages, ...]:
+        if "advantages" not in self._function.slot.needs:
+            return ()
+        return (advantages_by(group, self._estimate, name=self._estimate.slot.name),)
+
+
+def _judged_by(advantage: Slot) -> Slot:
+    """Return an advantage that is 0 for the groups for which `advantage` is, and needs nothing but the group."""
+    if not advantage.needs:
+        return advantage
+    name = "turn" if "values" in advantage.needs else "dr_grpo"
+    return slot_of(advantage.field, name, ADVANTAGES)

@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from agentrl.errors import InvariantError
-from agentrl.inference.backend import Backend, GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.backend import Backend, GenerateRequest, Generation, GenerationChunk, GivesUp
 from agentrl.types import Int32Array, Turn
 
 logger = logging.getLogger(__name__)
@@ -269,6 +269,11 @@ class WatchedBackend:
             generation = await self._backend.generate(request)
         self.finished.add(request, generation, group)
         return generation
+
+    async def give_up(self, request_id: str) -> None:
+        """Have a call end early, where the backend can do that."""
+        if isinstance(self._backend, GivesUp):
+            await self._backend.give_up(request_id)
 
     def release(self, episode_id: str) -> None:
         release_episode(self._backend, episode_id)

@@ -162,7 +162,9 @@ class Totals:
         turns = [turn for group in groups for episode in group.episodes for turn in episode.turns]
         left_out = sum(len(turn.output_ids) for turn in turns if turn.left_out)
         self.add_waste("left_out", left_out)
-        self.add_waste("greedy", kept - prepared.masked_tokens - loss_tokens - left_out)
+        self.add_waste("shaped_out", prepared.shaped_out_tokens)
+        masked = prepared.masked_tokens + prepared.shaped_out_tokens
+        self.add_waste("greedy", kept - masked - loss_tokens - left_out)
         self.steps += 1
         self.groups += len(groups)
         self.zero_variance_groups += int(prepared.metrics["zero_variance_groups"])

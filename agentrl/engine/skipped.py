@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.keeps import mixed_returns
-from agentrl.algo.slots import NoOptions
+from agentrl.algo.keeps import returns_differ
 from agentrl.engine.config import EngineConfig
 from agentrl.errors import ErrorBudgetExceeded, NothingLearned, RolloutWorkerDied
 from agentrl.rollout.config import RolloutConfig
@@ -159,7 +158,7 @@ class SkippedSteps:
 def explain_skip(skipped: str, groups: Sequence[Group], algorithm: AlgorithmConfig) -> str:
     """Return the reason of a skipped step and the remedy, for `skipped` as `StepReport` and `PreparedBatch` give it."""
     if skipped == "zero_variance":
-        if different := sum(mixed_returns(group, NoOptions()) for group in groups):
+        if different := sum(map(returns_differ, groups)):
             return (
                 f"the advantages of {len(groups)} of {len(groups)} groups are all 0, although the episodes of {different} "
                 f"differ in their return, which algorithm.advantage: {algorithm.advantage_name} does not tell apart; give "

@@ -67,7 +67,7 @@ def trajectory_record(ended: EndedEpisode) -> Fields:
 
 def turn_record(turn: Turn, run_begin_s: float = 0.0) -> Fields:
     """Return a turn of a record; its times are those after `run_begin_s`."""
-    return {name: getattr(turn, name) for name in RECORDED_TURN} | {
+    return {name: getattr(turn, name) for name in RECORDED_TURN if name not in _needless_fields(turn)} | {
         "messages": [dict(message) for message in turn.messages],
         "tools": None if turn.tools is None else list(turn.tools),
         "message": dict(turn.message),
@@ -92,6 +92,11 @@ def stored_trajectory(record: bytes) -> Trajectory:
         numbers = cast("Mapping[str, float | None]", found.get(name) or {})
         found[name] = {key: float("nan") if value is None else value for key, value in numbers.items()}
     return msgspec.convert(found, Trajectory, dec_hook=_array)
+
+
+def _needless_fields(turn: Turn) -> Sequence[str]:
+    """Return the fields that a record of the turn has no need of."""
+    return ("truncated_by",) if turn.truncated_by is None else ()
 
 
 def pack_turn(turn: Turn) -> msgspec.Raw:
@@ -159,6 +164,8 @@ def _with_conversation(turn: Fields) -> Fields:
 
 def _turn_fields(turn: Turn) -> Fields:
     found: Fields = {field.name: getattr(turn, field.name) for field in fields(Turn) if field.name not in _SPOKEN}
+    for name in _needless_fields(turn):
+        del found[name]
     spoken = {"message": turn.message, "messages": turn.messages, "tools": turn.tools}
     return {**found, "conversation": encode_line(spoken)}
 

@@ -165,11 +165,18 @@ def _turn_facts(turn: Turn, in_loss: bool, advantage: float | None) -> list[str]
         facts.append(visible(f"asked by {turn.client or 'a program without a name'}, {turn.dialect}"))
     if turn.temperature == 0:
         facts.append("greedy")
+    if turn.truncated_by:
+        facts.append("truncated by " + truncation_text(turn.truncated_by))
     if turn.left_out:
         facts.append("left out of training")
     if turn.stop_reason != "stop":
         facts.append(f"ended by {turn.stop_reason}")
     return facts
+
+
+def truncation_text(settings: Mapping[str, float]) -> str:
+    """Return the settings that truncate sampling as text: `top_p 0.9, top_k 40`."""
+    return ", ".join(f"{name} {value:g}" for name, value in settings.items())
 
 
 def _spoken(message: Mapping[str, Any]) -> SpokenText:

@@ -38,7 +38,7 @@ class StopReason(StrEnum):
     LENGTH = "length"
     """Turn: the token limit of the call was reached; the output is truncated."""
     ABORT = "abort"
-    """Turn: the server ended it early; the output is partial."""
+    """Turn: it was given up by the agent, or, for a call of token ids, ended early by the server; the output is partial."""
     COMPLETED = "completed"
     """Episode: the workflow returned a reward."""
     TURN_LIMIT = "turn_limit"
@@ -142,6 +142,9 @@ class Turn:
     """The turn's own reward; null where the workflow set none."""
     temperature: float = 1.0
     """Sampling temperature; 0 is greedy, whose tokens have no policy gradient and are not trained."""
+    truncated_by: Mapping[str, float] | None = None
+    """The settings that kept tokens from being sampled, of `top_p`, `top_k` and `min_p`, such as `{"top_p": 0.9}`; missing
+    where there are none, and in older records. The log-probs are those of the whole distribution."""
     messages: tuple[Message, ...] = ()
     """The messages that the call added after its parent's answer; the whole prompt of a root. Empty for a call made of token
     ids."""

@@ -1,7 +1,7 @@
 """The body of a call of the OpenAI API, split into what the gateway itself reads and what the client's code reads.
 
-Invariant: every field is read, harmless, or refused by name; none is dropped silently. Every `AgentRLError` that a call can
-raise has a status, which an openai client turns into the right exception:
+Invariant: every field is read, refused by name, or named in `OpenAICall.ignored`; none is dropped
+silently. Every `AgentRLError` that a call can raise has a status, which an openai client turns into the right exception:
 
 - 400: a wrong argument, messages that cannot be rendered, or a conversation that leaves no room (`context_length_exceeded`)
 - 404: a model that is not served (`model_not_found`)
@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from agentrl.client.arguments import CreateArguments
+from agentrl.client.arguments import EXTRA_NAMES, CreateArguments
 from agentrl.errors import (
     AgentRLError,
     EpisodeLimit,
@@ -30,9 +30,12 @@ from agentrl.servers.http.errors import decode_body
 
 MAX_CHOICES = 128
 """Most choices of one call for each prompt."""
-_HARMLESS = frozenset({"reasoning_effort", "verbosity"})
+UNASKED = frozenset({"reasoning_effort", "verbosity"})
 """Fields that programs send unasked to any model; a policy has no such setting."""
 _NOT_IN_BODY = frozenset({"timeout", "extra_body", "extra_headers", "extra_query"})
+_ARGUMENTS = frozenset(CreateArguments.__annotations__) - _NOT_IN_BODY - UNASKED
+CHAT_FIELDS = _ARGUMENTS | EXTRA_NAMES | {"messages"}
+"""Fields of a chat call that have an effect or are refused."""
 
 
 class CallRefused(RequestRejected):
@@ -81,30 +84,24 @@ class OpenAICall:
     server_sampling: Mapping[str, object]
     """Sampling arguments of `SERVER_NAMES`."""
     rest: Mapping[str, object]
-    """All other fields that are not null."""
-
-    def refuse_unknown(self, known: Collection[str]) -> None:
-        """Raise `CallRefused` for a field of `rest` that is not in `known`."""
-        unknown = sorted(self.rest.keys() - known)
-        if unknown:
-            raise CallRefused(f"the call has {', '.join(unknown)}, which this server does not know; leave it out")
+    """All other fields that are not null, and have an effect or are refused."""
+    ignored: tuple[str, ...]
+    """Fields that have no effect, by name."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return `rest` as arguments of the client's `chat.completions.create`; it checks their names and values."""
-        own = CreateArguments.__annotations__.keys() - _NOT_IN_BODY
-        found: dict[str, Any] = {name: value for name, value in self.rest.items() if name in own}
-        extra = {name: value for name, value in self.rest.items() if name not in own and name != "messages"}
+        """Return `rest` as arguments of the client's `chat.completions.create`; it checks their values."""
+        found: dict[str, Any] = {name: value for name, value in self.rest.items() if name in _ARGUMENTS}
+        extra = {name: value for name, value in self.rest.items() if name in EXTRA_NAMES}
         return {**found, "extra_body": extra} if extra else found
 
 
-def read_openai_call(body: bytes, served: str) -> OpenAICall:
-    """Return the body of a call; one without a model's name means `served`.
+def read_openai_call(body: bytes, served: str, known: Collection[str] = CHAT_FIELDS) -> OpenAICall:
+    """Return the body of a call; one without a model's name means `served`. Fields beyond `known` are ignored.
 
     Raises:
         CallRefused: another model is named, or `stream`, `n` or `stream_options` is wrong.
     """
     sent = {name: value for name, value in decode_body(body, dict[str, object]).items() if value is not None}
-    sent = {name: value for name, value in sent.items() if name not in _HARMLESS}
     if not sent.get("logprobs"):
         sent.pop("top_logprobs", None)  # of log-probs that the call does not ask for
     model, stream, n = sent.pop("model", served), sent.pop("stream", False), sent.pop("n", 1)
@@ -123,7 +120,16 @@ def read_openai_call(body: bytes, served: str) -> OpenAICall:
     if not isinstance(usage, bool):
         raise CallRefused(f"stream_options must be an object whose include_usage is true or false, got {options!r:.80}")
     extra = {name: sent.pop(name) for name in SERVER_NAMES if name in sent}
-    return OpenAICall(model=served, stream=stream, n=n, include_usage=usage, server_sampling=extra, rest=sent)
+    rest = {name: value for name, value in sent.items() if name in known}
+    return OpenAICall(
+        model=served,
+        stream=stream,
+        n=n,
+        include_usage=usage,
+        server_sampling=extra,
+        rest=rest,
+        ignored=tuple(sorted(sent.keys() - rest.keys())),
+    )
 
 
 def with_seed(arguments: Mapping[str, Any], choice: int) -> dict[str, Any]:

@@ -39,11 +39,9 @@ class SingleCalls:
         self._renderer = renderer.within(engine.info.max_context_tokens - CONTEXT_HEADROOM)
         self._sampling = sampling
         self._model = model
-        self.ignored: dict[str, int] = {}
-        """Calls by the fields in them that have no effect."""
 
     def read(self, dialect: Dialect, body: bytes) -> DialectCall:
-        """Return the body of a call, its ignored fields counted.
+        """Return the body of a call.
 
         Raises:
             CallRefused: another model is named.
@@ -55,8 +53,6 @@ class SingleCalls:
                 status=404,
                 code="model_not_found",
             )
-        for name in call.ignored:
-            self.ignored[name] = self.ignored.get(name, 0) + 1
         return call
 
     async def complete(self, dialect: Dialect, call: DialectCall) -> Mapping[str, object]:

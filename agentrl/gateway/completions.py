@@ -31,7 +31,8 @@ DEFAULT_MAX_TOKENS = 16
 _SAMPLING_NAMES = frozenset(
     {"max_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "seed", "ignore_eos", "stop_token_ids"}
 )
-_OWN_NAMES = frozenset({"prompt", "echo", "logprobs", "best_of", "suffix", "logit_bias", "user"})
+TEXT_FIELDS = _SAMPLING_NAMES | frozenset({"prompt", "echo", "logprobs", "best_of", "suffix", "logit_bias", "user"})
+"""Fields of a call that have an effect or are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,6 @@ class TextCalls:
 
     def read(self, body: OpenAICall) -> TextCall:
         """Return the checked call of a body."""
-        body.refuse_unknown(_SAMPLING_NAMES | _OWN_NAMES)
         given = body.rest
         for name, why in (("suffix", "the model continues text only"), ("logit_bias", "the engine has no such option")):
             if given.get(name):

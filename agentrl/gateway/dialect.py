@@ -58,6 +58,10 @@ class EventWriter(Protocol):
         """Return the last frames, tool calls included."""
         ...
 
+    def sign(self) -> bytes:
+        """Return what says in a long silence that the call runs; it changes nothing."""
+        ...
+
     def fail(self, message: str, *, status: int, code: str | None = None) -> Sequence[bytes]:
         """Return the frames that end a stream with an error."""
         ...
@@ -71,8 +75,10 @@ class Dialect(Protocol):
         """The name in records and counts: `chat`, `responses` or `messages`."""
         ...
 
-    def read(self, body: bytes, store: ItemStore | None) -> DialectCall:
+    def read(self, body: bytes, store: ItemStore | None, *, omit_media: bool = False) -> DialectCall:
         """Return a body as a call; `store` is None where nothing is kept between calls.
+
+        With `omit_media` a short text takes the place of each image and file, whose type counts among the ignored fields.
 
         Raises:
             CallRefused: the body is no JSON object, or asks for what this server cannot do.

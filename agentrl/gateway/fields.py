@@ -10,10 +10,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar, cast
 
-import orjson
-
 from agentrl.gateway.body import CallRefused
-from agentrl.servers.http.errors import decode_body
+from agentrl.servers.http.errors import decode_body, json_bytes
 
 MAX_NESTING = 64
 """Deepest nesting of a body; templates and schemas are read by functions that call themselves."""
@@ -21,6 +19,14 @@ MAX_TOOLS = 1024
 """Most tools of one call."""
 MAX_TOOLS_BYTES = 512 * 1024
 """Largest tools of one call, as JSON."""
+_MEDIA = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "image"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "video"),
+    **dict.fromkeys(("file", "input_file", "container_upload"), "file"),
+    "document": "document",
+}
+"""What the parts of a message that are no text hold, by their types in any dialect."""
 _KINDS = {"str": "text", "list": "a list", "dict": "an object", "bool": "true or false"}
 _T = TypeVar("_T")
 
@@ -36,12 +42,22 @@ def read_object(body: bytes) -> dict[str, object]:
         {'model': 'm'}
     """
     fields = decode_body(body, dict[str, object])
-    level: list[object] = [fields]
-    for _ in range(MAX_NESTING):
+    if is_nested_deeper(fields, MAX_NESTING):
+        raise CallRefused(f"the body is nested more than {MAX_NESTING} levels deep; send a flatter one")
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def is_nested_deeper(value: object, levels: int) -> bool:
+    """Return whether objects and lists are nested more deeply than `levels`.
+
+    Example:
+        >>> is_nested_deeper({"a": []}, 2), is_nested_deeper({"a": []}, 1)
+        (False, True)
+    """
+    level: list[object] = [value] if type(value) in (dict, list) else []
+    for _ in range(levels):
         level = [child for node in level for child in _children(node) if type(child) in (dict, list)]
-        if not level:
-            return {name: value for name, value in fields.items() if value is not None}
-    raise CallRefused(f"the body is nested more than {MAX_NESTING} levels deep; send a flatter one")
+    return bool(level)
 
 
 def _children(node: object) -> Iterable[object]:
@@ -109,7 +125,7 @@ def check_tools(tools: Sequence[object]) -> None:
     """Raise `CallRefused` for more tools than a prompt can hold."""
     if len(tools) > MAX_TOOLS:
         raise CallRefused(f"the call has {len(tools)} tools; at most {MAX_TOOLS} are served: send fewer")
-    size = len(orjson.dumps(tools))
+    size = len(json_bytes(tools))
     if size > MAX_TOOLS_BYTES:
         raise CallRefused(
             f"the tools of the call are {size} bytes of JSON; at most {MAX_TOOLS_BYTES} are served: shorten them"
@@ -136,8 +152,27 @@ def argument_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def refused_image(where: str, kind: str) -> CallRefused:
-    """Return the refusal of a part that the policy cannot read."""
-    return CallRefused(
-        f"{where} is of type {kind!r:.80}: the policy reads text only; send text in its place", code="unsupported_input"
+def omitted_text(kind: str) -> str | None:
+    """Return the text in the place of an image or a file that is omitted; None for parts of other types.
+
+    Example:
+        >>> omitted_text("input_image"), omitted_text("text")
+        ('[image omitted]', None)
+    """
+    return f"[{_MEDIA[kind]} omitted]" if kind in _MEDIA else None
+
+
+def text_in_place(where: str, kind: str, *, omit_media: bool) -> str:
+    """Return the text in the place of a part that the policy cannot read.
+
+    Raises:
+        CallRefused: such parts are not omitted, or this one is neither an image nor a file.
+    """
+    text = omitted_text(kind) if omit_media else None
+    if text is not None:
+        return text
+    remedy = ", or open the door with `images: omit`" if kind in _MEDIA and not omit_media else ""
+    raise CallRefused(
+        f"{where} is of type {kind!r:.80}: the policy reads text only; send text in its place{remedy}",
+        code="unsupported_input",
     )

@@ -7,23 +7,26 @@ what its call samples. Keys and sizes are checked before a route is reached (`ag
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Mapping
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Final
 
-import orjson
 from aiohttp import web
 
 from agentrl.client.config import SamplingConfig
 from agentrl.errors import AgentRLError
-from agentrl.gateway.body import CallRefused, code_of, read_openai_call, status_of
+from agentrl.gateway.body import CHAT_FIELDS, CallRefused, OpenAICall, code_of, read_openai_call, status_of
 from agentrl.gateway.calls import SingleCalls
 from agentrl.gateway.chat import ChatCalls
-from agentrl.gateway.completions import TextCalls
-from agentrl.gateway.dialect import Dialect
+from agentrl.gateway.completions import TEXT_FIELDS, TextCalls
+from agentrl.gateway.dialect import Dialect, DialectCall
 from agentrl.gateway.dialects import MessagesDialect, ResponsesDialect
+from agentrl.gateway.dialects.answers import frame
 from agentrl.gateway.dialects.messages import model_entry, model_list
+from agentrl.gateway.event_stream import KEEP_ALIVE_S, event_response
+from agentrl.gateway.ignored import IgnoredFields
+from agentrl.gateway.unexpected import unexpected_error
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.engine import InferenceEngine
 from agentrl.servers.http.errors import error_reply, json_reply, openai_error, openai_refusal
@@ -37,7 +40,6 @@ _ROUTES: Final = (
 )
 _ANTHROPIC_HEADER: Final = "anthropic-version"
 """The header by which a client says that it reads Anthropic's shapes."""
-_EVENT_HEADERS: Final = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -53,13 +55,22 @@ class Gateway:
         sampling: the default of each sampling argument that a call leaves out; the default of `max_tokens` is what the
             context leaves.
         max_calls: calls held at once; further ones are refused (429).
+        keep_alive_s: seconds of the longest silence of a stream.
     """
 
-    def __init__(self, renderer: Renderer, *, model: str, sampling: SamplingConfig, max_calls: int = MAX_CALLS) -> None:
+    def __init__(
+        self,
+        renderer: Renderer,
+        *,
+        model: str,
+        sampling: SamplingConfig,
+        max_calls: int = MAX_CALLS,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
         self._renderer = renderer
         self._model = model
         self._sampling = sampling
-        self._max_calls = max_calls
+        self._max_calls, self._keep_alive_s = max_calls, keep_alive_s
         self._since = int(time.time())
 
     def add_to(self, app: web.Application, engine: InferenceEngine) -> None:
@@ -68,7 +79,7 @@ class Gateway:
         sampling = self._sampling.model_copy(update={"max_tokens": context})
         chat, text = ChatCalls(engine, self._renderer, sampling), TextCalls(engine, sampling)
         single = SingleCalls(engine, self._renderer, sampling, model=self._model)
-        calls = _Calls(chat, text, single, model=self._model, limit=self._max_calls)
+        calls = _Calls(chat, text, single, model=self._model, limit=self._max_calls, keep_alive_s=self._keep_alive_s)
         app.router.add_post("/v1/chat/completions", _answering(calls.chat))
         app.router.add_post("/v1/completions", _answering(calls.text))
         app.router.add_post("/v1/responses", _answering(partial(calls.single, ResponsesDialect())))
@@ -86,7 +97,7 @@ class Gateway:
 
         async def root(request: web.Request) -> web.Response:
             served = {"object": "server", "model": self._model, "max_model_len": context, "routes": _ROUTES}
-            return json_reply({**served, "ignored_fields": single.ignored})
+            return json_reply({**served, "ignored_fields": calls.ignored})
 
         async def models(request: web.Request) -> web.Response:
             if _ANTHROPIC_HEADER in request.headers:
@@ -110,42 +121,55 @@ class Gateway:
 class _Calls:
     """The calls of one server."""
 
-    def __init__(self, chat: ChatCalls, text: TextCalls, single: SingleCalls, *, model: str, limit: int) -> None:
+    def __init__(
+        self, chat: ChatCalls, text: TextCalls, single: SingleCalls, *, model: str, limit: int, keep_alive_s: float
+    ) -> None:
         self._chat, self._text, self._single, self._model, self._limit = chat, text, single, model, limit
+        self._keep_alive_s = keep_alive_s
         self._held = 0
+        self.ignored: dict[str, float] = {}
+        """Calls by the fields in them that have no effect."""
+        self._ignored = IgnoredFields(self.ignored)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Answer a chat call."""
         with self._room():
-            body = read_openai_call(await request.read(), self._model)
+            body = await self._openai_call(request, CHAT_FIELDS)
             if not body.stream:
                 return json_reply(await self._chat.complete(body))
             async with self._chat.stream(body) as events:
-                return await _send_events(request, events)
+                return await _send_events(request, events, self._keep_alive_s)
 
     async def text(self, request: web.Request) -> web.StreamResponse:
         """Answer a call that continues text or ids."""
         with self._room():
-            body = read_openai_call(await request.read(), self._model)
+            body = await self._openai_call(request, TEXT_FIELDS)
             if not body.stream:
                 return json_reply(await self._text.complete(body))
             async with aclosing(self._text.stream(body)) as events:
-                return await _send_events(request, events)
+                return await _send_events(request, events, self._keep_alive_s)
 
     async def single(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         """Answer a call of a dialect."""
         with self._room():
             call = self._single.read(dialect, await request.read())
+            self._ignored.count(call.ignored)
             if not call.stream:
                 return json_reply(await self._single.complete(dialect, call))
             async with self._single.stream(dialect, call) as events:
-                return await _send_frames(request, events)
+                return await _send_frames(request, dialect, call, events, self._keep_alive_s)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Answer the number of tokens of a call's prompt."""
         with self._room():
-            call = self._single.read(MessagesDialect(), await request.read())
+            call = self._single.read(MessagesDialect(takes_prefill=True), await request.read())
             return json_reply({"input_tokens": self._single.count_tokens(call)})
+
+    async def _openai_call(self, request: web.Request, known: Collection[str]) -> OpenAICall:
+        """Return the body of a call, its ignored fields counted."""
+        body = read_openai_call(await request.read(), self._model, known)
+        self._ignored.count(body.ignored)
+        return body
 
     @contextmanager
     def _room(self) -> Generator[None]:
@@ -165,47 +189,52 @@ def _answering(route: Route, dialect: Dialect | None = None) -> Route:
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
             return await route(request)
-        except AgentRLError as error:
-            status, code = status_of(error), code_of(error)
+        except (web.HTTPException, ConnectionResetError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the client learns of it in the words of its dialect
+            known = error if isinstance(error, AgentRLError) else unexpected_error(error)
+            status, code = status_of(known), code_of(known)
             shape = openai_error if dialect is None else dialect.refusal
-            return error_reply(shape(str(error), status=status, code=code), status=status)
+            return error_reply(shape(str(known), status=status, code=code), status=status)
 
     return answer
 
 
-async def _send_events(request: web.Request, events: AsyncIterator[Mapping[str, object]]) -> web.StreamResponse:
+async def _send_events(
+    request: web.Request, events: AsyncIterator[Mapping[str, object]], interval_s: float
+) -> web.StreamResponse:
     """Send events as they come, and return the response.
 
     Cancellation: the response ends where it is; the owner of `events` aborts what they sample.
     """
-    first = await anext(events)
-    response = web.StreamResponse(headers=_EVENT_HEADERS)
-    with suppress(ConnectionResetError):  # the client has disconnected, so there is no one to answer
-        await response.prepare(request)
-        await response.write(_event(first))
+    async with event_response(request, {}, interval_s=interval_s) as response:
         try:
             async for event in events:
-                await response.write(_event(event))
-        except AgentRLError as error:
-            await response.write(_event(openai_error(str(error), status=status_of(error), code=code_of(error))))
+                await response.send([frame(event)])
+        except ConnectionResetError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the client learns of it in OpenAI's shape
+            known = error if isinstance(error, AgentRLError) else unexpected_error(error)
+            shown = openai_error(str(known), status=status_of(known), code=code_of(known))
+            await response.fail(known, lambda: [frame(shown)])
         else:
-            await response.write(b"data: [DONE]\n\n")
-        await response.write_eof()
-    return response
+            await response.send([b"data: [DONE]\n\n"])
+    return response.response
 
 
-async def _send_frames(request: web.Request, frames: AsyncIterator[bytes]) -> web.StreamResponse:
+async def _send_frames(
+    request: web.Request, dialect: Dialect, call: DialectCall, frames: AsyncIterator[bytes], interval_s: float
+) -> web.StreamResponse:
     """Send frames as they come, and return the response; `_send_events` says how it ends."""
-    first = await anext(frames)
-    response = web.StreamResponse(headers=_EVENT_HEADERS)
-    with suppress(ConnectionResetError):  # the client has disconnected, so there is no one to answer
-        await response.prepare(request)
-        await response.write(first)
-        async for frame in frames:
-            await response.write(frame)
-        await response.write_eof()
-    return response
-
-
-def _event(value: Mapping[str, object]) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+    async with event_response(request, {}, interval_s=interval_s) as response:
+        writer = dialect.events(call, "")
+        try:
+            async for each in frames:
+                response.sign = writer.sign()
+                await response.send([each])
+        except ConnectionResetError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the client learns of it in the words of its dialect
+            known = error if isinstance(error, AgentRLError) else unexpected_error(error)
+            await response.fail(known, lambda: writer.fail(str(known), status=status_of(known), code=code_of(known)))
+    return response.response

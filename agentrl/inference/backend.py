@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -50,6 +50,22 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     """Per-request seed; None draws from the server's generator."""
+
+    def truncation(self) -> dict[str, float] | None:
+        """Return the settings that keep tokens from being sampled; None if there are none, or the call is greedy.
+
+        Example:
+            >>> SamplingParams(max_new_tokens=8, top_p=0.9, top_k=-1).truncation()
+            {'top_p': 0.9}
+        """
+        found: dict[str, float] = {}
+        if self.top_p < 1:
+            found["top_p"] = self.top_p
+        if self.top_k > 0:
+            found["top_k"] = self.top_k
+        if self.min_p > 0:
+            found["min_p"] = self.min_p
+        return found if found and self.temperature > 0 else None
 
 
 def is_temperature(value: float) -> bool:
@@ -154,6 +170,19 @@ class Generation:
     server: str = ""
     """URL of the server that sampled it; empty if the backend names none."""
 
+    def first(self, count: int) -> Generation:
+        """Return the first `count` ids as the result of a call that was given up; all of the result as it is."""
+        if count >= len(self.output_ids):
+            return self
+        return replace(
+            self,
+            output_ids=self.output_ids[:count],
+            output_logprobs=self.output_logprobs[:count],
+            spans=tuple(span._replace(end=min(span.end, count)) for span in self.spans if span.start < count),
+            stop_reason=StopReason.ABORT,
+            matched_stop=None,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationChunk:
@@ -175,6 +204,21 @@ class Backend(Protocol):
 
     def stream(self, request: GenerateRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationChunk]]:
         """Yield the completion of `request` as it is sampled; leaving the block early aborts it at the server."""
+        ...
+
+
+@runtime_checkable
+class GivesUp(Protocol):
+    """A backend whose running calls can be ended early.
+
+    A cancelled `anext` of its streams loses nothing: the next one goes on where that one was.
+    """
+
+    async def give_up(self, request_id: str) -> None:
+        """Have a running call return the tokens that it has, with `StopReason.ABORT`; an unknown id is ignored.
+
+        During a pause the call ends once the server continues.
+        """
         ...
 
 

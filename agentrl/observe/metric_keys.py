@@ -85,6 +85,13 @@ _SPEAKERS: tuple[tuple[str, str, str], ...] = (
         "`cached_share` by the number of the turn in its episode: `0`, `1`, `2_to_3`, and so on",
     ),
     ("left_out_turns", "turns", "that the run file keeps out of training (side calls)"),
+    ("aborted_turns", "turns", "that the agent gave up: by a stream that it left, a timeout, or a cancelled scope"),
+    ("aborted_tokens", "tokens", "sampled in such turns; they are trained like others"),
+    (
+        "truncated_sampling_tokens",
+        "tokens",
+        "sampled with `top_p` below 1, `top_k` or `min_p`, whose log-probs are those of the whole distribution",
+    ),
 )
 """Of the step's and of the evaluation's episodes."""
 
@@ -122,10 +129,11 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "workflow.gateway.NAME",
             "requests",
-            "mean number with an ignored field (`ignored.FIELD`), that joined an earlier one (`joined_retries`), or that "
-            "were side calls (`side_calls`)",
+            "mean number with an ignored field (`ignored.FIELD`), that joined an earlier one (`joined_retries`), that were "
+            "side calls (`side_calls`), or that another model answered (`passed_on.ROUTE`)",
         ),
         ("workflow.resent.CHANGE", "answers", "mean number that clients over HTTP sent back rewritten, and were restored"),
+        ("workflow.unreported_calls", "calls", "mean number that agents gave up, of which no server told what it sampled"),
         ("workflow.unsupported_misses", "answers", "mean number that miss what `sampling.unsupported: prompt` asked for"),
         ("staleness_mean", "versions", "over the trained tokens of the batch"),
         ("staleness_p50", "versions", "median over the trained tokens of the batch"),
@@ -157,7 +165,11 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "nats per token",
             "of the policy that sampled to the reference, by `algorithm.reference.reward_k`; where rewards pay for it",
         ),
-        ("masked_tokens", "tokens", "left out of the loss because they were over age (policy `mask`)"),
+        (
+            "masked_tokens",
+            "tokens",
+            "left out of the loss because they were over age (policy `mask`), or by `algorithm.shaping`",
+        ),
         ("forks.REASON", "turns", "of the batch that forked, by reason"),
         *_SPEAKERS,
         ("kept_thinking_turns", "turns", "whose context holds reasoning that the chat template would have dropped"),
@@ -198,8 +210,8 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "wasted_tokens.CAUSE",
             "tokens",
             "sampled for training since this process began and never trained: `failed_episode`, `dropped_group`, "
-            "`over_age`, `filtered` (`algorithm.keep`), `skipped_step`, `left_out` (side calls), `greedy` (temperature 0 "
-            "has no policy gradient)",
+            "`over_age`, `filtered` (`algorithm.keep`), `skipped_step`, `left_out` (side calls), `shaped_out` "
+            "(`algorithm.shaping`), `greedy` (temperature 0 has no policy gradient)",
         ),
         ("trainer.loss", "loss", "mean over the optimizer steps"),
         ("trainer.grad_norm", "norm", "of the gradient before clipping, mean over the optimizer steps"),

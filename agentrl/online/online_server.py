@@ -22,9 +22,9 @@ from agentrl.gateway.sessions.server import (
     answer_call,
     answer_other,
     errors_in_dialect,
-    is_marked_retry,
     place_of,
     requester_of,
+    retry_mark,
     turn_away,
 )
 from agentrl.online.client_keys import ClientKey, KeyRing
@@ -112,11 +112,11 @@ class OnlineServer:
 
         Without the mark, or after the answer arrived, it may be that of another user who says the same.
         """
-        found = self._traffic.conversations.opened_by(client, body) if is_marked_retry(request) else None
+        found = self._traffic.conversations.opened_by(client, body) if retry_mark(request) else None
         if found is None or found.session is None:
             return None
         requester = requester_of(request, dialect, call, place)
-        return found if found.session.repeats(dialect, call, requester, is_retry=False) else None
+        return found if found.session.awaits(dialect, call, requester) else None
 
     async def _feedback(self, client: str, body: bytes) -> web.Response:
         fields = decode_body(body, dict[str, object])

@@ -1,13 +1,14 @@
 """Conversations with users as the source of the groups of a run.
 
-Invariant: a conversation is one episode and one group. It is trained once, or left and counted: `no_feedback`, `no_answer`,
-`over_age`, `unverified`. Feedback is on the disk before it is confirmed.
+Invariant: a conversation is one episode and one group. It is trained once, or left and counted: `no_feedback`,
+`crowded_out`, `no_answer`, `over_age`, `unverified`. Feedback is on the disk before it is confirmed.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, closing
 from dataclasses import dataclass, replace
@@ -127,18 +128,14 @@ class Traffic:
         return (Group(index=groups[0].index, task=TRAFFIC, episodes=episodes, admitted_version=version),)
 
     def open(self, client: str, name: str | None) -> OnlineConversation:
-        """Return a new conversation of a client.
+        """Return a new conversation of a client; where too many are open, an unused one gives way.
 
         Raises:
-            CallRefused: there are too many, or the run is ending (503).
+            CallRefused: a call runs in each of too many, or the run is ending (503).
         """
         intake, tasks = self._parts()
         if len(self.conversations) >= self._settings.max_conversations:
-            raise CallRefused(
-                f"{len(self.conversations)} conversations are open, the most that this server holds; call again later",
-                status=503,
-                retry_after_s=_LATER_S,
-            )
+            self._make_room(client)
         identity, flight, ticket = uuid4().hex, ExitStack(), _ticket(intake)
         episode_id = episode_name(identity, ticket)
         on_turn = flight.enter_context(intake.flight(episode_id, TRAFFIC.id, ticket.index))
@@ -152,6 +149,30 @@ class Traffic:
         self._add(conversation)
         tasks.start_soon(_serve_calls, conversation, session)
         return conversation
+
+    def _make_room(self, client: str) -> None:
+        """End the conversation that gives way to a new one of `client`.
+
+        Of the client itself where it holds its share, else of the one that holds most: the one that nobody has used for
+        the longest time, those without feedback first.
+
+        Raises:
+            CallRefused: a model call runs in each (503).
+        """
+        held = Counter(each.client for each in self.conversations)
+        share = max(1, self._settings.max_conversations // len({*held, client}))
+        owners = [client] if held[client] >= share else [name for name, _ in held.most_common()]
+        for owner in owners:
+            idle = [each for each in self.conversations if each.client == owner and not each.is_busy]
+            if idle:
+                self._end_unused(min(idle, key=lambda each: (each.has_feedback, each.expires_at)), "crowded_out")
+                return
+        raise CallRefused(
+            f"{len(self.conversations)} conversations are open, the most that this server holds, and none of those that "
+            "could give way is idle; call again later",
+            status=503,
+            retry_after_s=_LATER_S,
+        )
 
     def count_tokens(self, call: DialectCall) -> int:
         """Return the number of tokens of a call's prompt, whose conversation does not matter."""
@@ -258,11 +279,15 @@ class Traffic:
                 if conversation.is_busy:
                     self.touch(conversation)
                 elif conversation.expires_at <= anyio.current_time():
-                    if conversation.has_feedback:
-                        self._files.add(conversation.id, EndLine())
-                    self._end(conversation)
+                    self._end_unused(conversation)
 
-    def _end(self, conversation: OnlineConversation) -> None:
+    def _end_unused(self, conversation: OnlineConversation, silent: str = "no_feedback") -> None:
+        """End a conversation that no client ended; without feedback it is dropped for the reason `silent`."""
+        if conversation.has_feedback:
+            self._files.add(conversation.id, EndLine())
+        self._end(conversation, silent)
+
+    def _end(self, conversation: OnlineConversation, silent: str = "no_feedback") -> None:
         """End an episode, and put it into the buffer or drop it."""
         intake, _ = self._parts()
         episode, ticket, has_feedback = conversation.episode, conversation.ticket, conversation.has_feedback
@@ -277,7 +302,7 @@ class Traffic:
         conversation.flight.close()
         intake.release(episode.id)
         if not has_feedback:
-            intake.buffer.drop(ticket.index, "no_feedback" if episode.turns else "no_answer")
+            intake.buffer.drop(ticket.index, silent if episode.turns else "no_answer")
             return
         intake.on_episode(trajectory, ticket.index)
         newest = max(span.version for turn in trajectory.turns for span in turn.spans)

@@ -8,6 +8,8 @@ from typing import Final
 import yaml
 
 from agentrl.algo.companions import LR_FACTOR, CriticConfig, ReferenceConfig
+from agentrl.algo.preset_differences import preset_differences
+from agentrl.algo.presets import PRESETS
 from agentrl.config import RunConfig, inapplicable
 from agentrl.config.route import Route
 from agentrl.config.run import COMMAND_WORKFLOW
@@ -48,9 +50,11 @@ def describe_plan(plan: Plan) -> str:
         *_prefixes(plan),
         *_split(plan),
         *_memory(plan),
-        ("sampling", _sampling(config)),
+        ("sampling", sampling_line(config)),
         ("episodes", _episodes(config)),
+        *_preset(config),
         ("batch", _batch(config)),
+        *([] if config.algorithm.slots.shaping.name == "none" else [("shaping", _shaping(config))]),
         ("advantage", _advantage(config)),
         ("loss", _loss(config)),
         *([] if config.algorithm.critic is None else [("critic", _critic(config, config.algorithm.critic))]),
@@ -223,7 +227,8 @@ def _server_device(config: RunConfig) -> str:
     return f"on GPU {', '.join(map(str, gpus))}" + (f", {ways} each" if ways > 1 else "")
 
 
-def _sampling(config: RunConfig) -> str:
+def sampling_line(config: RunConfig) -> str:
+    """Return what the plan says of the sampling of model calls."""
     sampling = config.sampling
     if sampling.of_programs == "program":
         programs = "; programs over HTTP choose their own (sampling.of_programs), and calls at temperature 0 are not trained"
@@ -231,9 +236,10 @@ def _sampling(config: RunConfig) -> str:
         programs = "; the same for the program, whatever it sends (sampling.of_programs)"
     else:
         programs = ""
+    biased = "" if sampling.top_p == 1 else " (truncated: log-probs stay those of the whole distribution, a bias)"
     return (
-        f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, at most {sampling.max_tokens} tokens a call, "
-        f"history: {sampling.history}{programs}"
+        f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}{biased}, "
+        f"at most {sampling.max_tokens} tokens a call, history: {sampling.history}{programs}"
     )
 
 
@@ -254,6 +260,20 @@ def _batch(config: RunConfig) -> str:
         f"{algorithm.groups_per_step} groups of {algorithm.group_size} episodes{kept}, {steps} optimizer step(s) a "
         f"batch{epochs}, {config.engine.steps} batches"
     )
+
+
+def _preset(config: RunConfig) -> list[tuple[str, str]]:
+    """Return the source of a preset, and each difference from it on a line of its own."""
+    name = config.algorithm.preset_name
+    if name is None:
+        return []
+    lines = preset_differences(config.algorithm, config.trainer.minibatches * config.trainer.epochs)
+    return [("preset", f"{name}: {PRESETS[name].source}"), *(("", f"differs: {line}") for line in lines)]
+
+
+def _shaping(config: RunConfig) -> str:
+    slot = config.algorithm.slots.shaping
+    return f"{slot.name}: {slot.formula}"
 
 
 def _advantage(config: RunConfig) -> str:

@@ -18,23 +18,20 @@ from typing import Literal
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.reward.extract import Extractor, final_answer
 from agentrl.reward.match import exact_match, read_number
-from agentrl.reward.notation import choice, clock, has_doubt, parts_numbers, plain, same_but_for_the_comma, units_of
+from agentrl.reward.notation import choice, clock, has_doubt, parts_numbers, plain, same_but_for_the_comma
+from agentrl.reward.units import units_of, without_units
+from agentrl.reward.words import names_only_functions
 from agentrl.reward.workers import ClosedAtEnd, GraderLimits, GraderPool
 
 _LOADER = "agentrl.reward.formulas:load"
 _MAX_REFERENCES = 50_000
 _OTHER = "1.61803"
 """Comparing a reference with it takes the numeric evaluation that comparing it with itself may do without."""
-_COMMAND = re.compile(r"\\[a-zA-Z]+")
-_WORD = re.compile(r"[^\W\d_]{3,}|(?i:\bno\b)")
 _OPERATOR = re.compile(r"[-+*/^=<>|_(]")
 _NEGATION = re.compile(r"\\(?:neq?|neg|lnot|not)(?![a-zA-Z])|[≠¬]|!=")
 _BASE = re.compile(r"(?<=\d)_\{?(\d+)")
 """math-verify reads `204_5` as 204."""
 _PRIME = re.compile(r"(?<=[a-zA-Z])'+|\\prime")
-_FUNCTIONS = re.compile(
-    r"(arc)?(sin|cos|tan|cot|sec|csc)h?|ln|log|lg|exp|sqrt|pi|det|min|max|gcd|lcm|mod|inf|sup|lim|d[xyt]|abs|deg|or|and"
-)
 
 
 class MathOutcome(StrEnum):
@@ -102,25 +99,26 @@ class MathGrader(ClosedAtEnd):
 
     async def grade(self, response: str | None, reference: str) -> MathGrade:
         """Return the grade of a response; a reference that is empty or spends a job's limits is an EnvironmentFault."""
-        kind = await self._kind(reference)
+        await self._kind(plain(reference))
         answer = self._extract(response or "")
         if answer is None:
             return MathGrade(outcome=MathOutcome.NO_ANSWER, answer=None)
         if len(answer) > self._max_answer_chars:
             return MathGrade(outcome=MathOutcome.TOO_LONG, answer=answer[: self._max_answer_chars])
-        decided = _decide(reference, answer, kind)
-        if decided is None:
-            reply = await self._pool.call(plain(reference), plain(answer))
+        sides = _Sides.of(reference, answer)
+        kind = await self._kind(sides.expected)
+        decided = _decide(sides, kind)
+        if isinstance(decided, tuple):
+            reply = await self._pool.call(*decided)
             if reply.limit is not None:
                 return MathGrade(outcome=MathOutcome.TOO_EXPENSIVE, answer=answer)
             decided = reply.value is True
         return MathGrade(outcome=MathOutcome.EQUAL if decided else MathOutcome.DIFFERENT, answer=answer)
 
-    async def _kind(self, reference: str) -> Literal["math", "text"]:
-        """Return how a reference is compared; as mathematics only if it is known to equal itself."""
-        if reference in self._references:
-            return self._references[reference]
-        text = plain(reference)
+    async def _kind(self, text: str) -> Literal["math", "text"]:
+        """Return how a plain reference is compared; as mathematics only if it is known to equal itself."""
+        if text in self._references:
+            return self._references[text]
         if not text:
             raise EnvironmentFault("the reference answer of the task is empty; give each task one, or leave the task out")
         kind: Literal["math", "text"] = "text"
@@ -132,7 +130,7 @@ class MathGrader(ClosedAtEnd):
                     "job; simplify the reference, or raise GraderLimits"
                 )
             kind = "math" if itself.value is True else "text"
-        self._references[reference] = kind
+        self._references[text] = kind
         if len(self._references) > _MAX_REFERENCES:
             self._references.popitem(last=False)
         return kind
@@ -142,36 +140,62 @@ def _is_words(text: str) -> bool:
     """Return whether a reference is words: no digits or operators, and letters in a row that name no function."""
     if any(character.isdigit() for character in text):
         return False
-    words = [word.lower() for word in _WORD.findall(_COMMAND.sub(" ", text))]
-    return any(_FUNCTIONS.fullmatch(word) is None for word in words) and ("\\text" in text or _OPERATOR.search(text) is None)
+    return not names_only_functions(text) and ("\\text" in text or _OPERATOR.search(text) is None)
 
 
-def _decide(reference: str, answer: str, kind: Literal["math", "text"]) -> bool | None:
-    """Return whether an answer is right where its text alone decides it, else None."""
-    expected, given = plain(reference), plain(answer)
-    letter = choice(expected)
-    if letter is not None and letter == choice(given):
-        return True
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """A reference and an answer, as they are compared."""
+
+    expected: str
+    given: str
+    letters: tuple[str | None, str | None]
+    """Of choices: where both have one, it must be the same."""
+    has_values: bool
+    """Whether something but their letters is to be compared."""
+
+    @classmethod
+    def of(cls, reference: str, answer: str) -> _Sides:
+        """Return the plain texts; of two choices with a value, and of a choice and another answer, the value alone."""
+        texts = plain(reference), plain(answer)
+        choices = choice(texts[0]), choice(texts[1])
+        letters = choices[0][0], choices[1][0]
+        if letters == (None, None):
+            return cls(*texts, letters, has_values=True)
+        if None not in letters:
+            values = choices[0][1], choices[1][1]
+            return cls(values[0] or texts[0], values[1] or texts[1], letters, has_values=None not in values)
+        return cls(choices[0][1] or texts[0], choices[1][1] or texts[1], letters, has_values=True)
+
+
+def _decide(sides: _Sides, kind: Literal["math", "text"]) -> bool | tuple[str, str]:
+    """Return whether an answer is right where the texts alone decide it, else the two formulas to compare."""
+    expected, given = sides.expected, sides.given
+    if None not in sides.letters and (sides.letters[0] != sides.letters[1] or not sides.has_values):
+        return sides.letters[0] == sides.letters[1]
     if kind == "text":
-        return exact_match(answer, expected)
+        return exact_match(given, expected)
     time = clock(expected)
     if time is not None:
         return time == clock(given)
     if same_but_for_the_comma(expected, given):
         return True
-    if _contradicts_itself(answer, reference) or _PRIME.findall(expected) != _PRIME.findall(given):
+    if _contradicts_itself(given, expected) or _PRIME.findall(expected) != _PRIME.findall(given):
         return False
-    if has_doubt(answer) is not has_doubt(reference) or parts_numbers(expected) or parts_numbers(given):
+    if has_doubt(given) is not has_doubt(expected) or parts_numbers(expected) or parts_numbers(given):
         return expected == given
     bases = [set(_BASE.findall(each)) for each in (expected, given)]
     if all(bases) and bases[0] != bases[1]:
         return False
-    return False if units_of(expected) and units_of(given) and units_of(expected) != units_of(given) else None
+    if units_of(expected) and units_of(given) and units_of(expected) != units_of(given):
+        return False
+    pair = without_units(expected, given)
+    return False if pair is None else pair
 
 
-def _contradicts_itself(answer: str, reference: str) -> bool:
+def _contradicts_itself(given: str, expected: str) -> bool:
     r"""Return whether an answer denies a value, or equates different numbers: math-verify reads `43 = 42` as 42."""
-    if (_NEGATION.search(answer) is None) is not (_NEGATION.search(reference) is None):
+    if (_NEGATION.search(given) is None) is not (_NEGATION.search(expected) is None):
         return True
-    sides = plain(answer).split("=") if "=" not in reference else []
+    sides = given.split("=") if "=" not in expected else []
     return len({number for side in sides if (number := read_number(side)) is not None}) > 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Extractor: TypeAlias = Callable[[str], str | None]
 """Returns the final answer in a response, or None."""
@@ -15,8 +15,12 @@ MAX_SEARCHED_CHARS = 50_000
 """Characters at the end of a response that are searched."""
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s{0,8}\{")
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z{])\s{0,8}(?=[^\s{])")
+_BARE_END = re.compile(r"\$|\\[)\]]|\n|[.,;](?=\s|$)|\\(?:boxed|fbox)|$")
+_BARE_NUMBER = re.compile(r"([-+−]?\d[\d,]*(?:\.\d+)?)\s{1,8}[^\W\d_]{2}")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BETWEEN_CHARS = 70
+_MAX_BARE_CHARS = 400
 _SEPARATOR = re.compile(r"[,;&]|\b(?:and|or)\b")
 _UNRELATED = re.compile(
     r"[.?!:=]|\n\s{0,8}\n\s{0,8}\S|(?i:\b(?:no|not|wait|but|instead|rather|actually|correct\w{0,5}|sorry|oops|hmm|so|then|hence|thus)\b)"
@@ -35,8 +39,15 @@ _COMMAND = re.compile(r"\\[a-zA-Z]{1,30}(?:\{[^{}]{0,200}\})?")
 _LINKED = re.compile(r"\s{0,8}(?:,?\s{0,8}(?:and|or)|,)\s{0,8}")
 _DENIED = re.compile(r"(?i:\b(?:not|isn't|never|neither|nor)\b)")
 _NUMBER = re.compile(
-    r"(?<![\w.,/])[-+−]?\$?(?:(?:\d{1,3}(?:,\d{3})+|\d+,\d{1,2}(?![\d,])|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,4}(?!\w)|/\d+(?![\d/]))?|\.\d+)%?(?![\d])"
+    r"(?<![0-9A-Za-z_\u00c0-\u024f.,/])[-+−]?\$?(?:(?:\d{1,3}(?:,\d{3})+|\d+,\d{1,2}(?![\d,])|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,4}(?!\w)|/\d+(?![\d/]))?|\.\d+)%?(?![\d])"
 )
+
+
+class _Box(NamedTuple):
+    start: int
+    content_at: int
+    end: int
+    content: str
 
 
 def boxed(response: str) -> str | None:
@@ -48,7 +59,7 @@ def boxed(response: str) -> str | None:
     """
     text = response[-MAX_SEARCHED_CHARS:]
     found = _complete_boxes(text)
-    return text[found[-1][1] : found[-1][2] - 1].strip() or None if found else None
+    return found[-1].content or None if found else None
 
 
 def boxes(response: str) -> str | None:
@@ -64,24 +75,31 @@ def boxes(response: str) -> str | None:
         return None
     chosen = [found[-1]]
     for earlier in reversed(found[:-1]):
-        if not _belongs(text[earlier[2] : chosen[0][0]]):
+        if not _belongs(text[earlier.end : chosen[0].start]):
             break
         chosen.insert(0, earlier)
-    contents = dict.fromkeys(text[start : end - 1].strip() for _, start, end in chosen)
+    contents = dict.fromkeys(box.content for box in chosen)
     return ", ".join(filter(None, contents)) or None
 
 
-def _complete_boxes(text: str) -> list[tuple[int, int, int]]:
-    """Return the starts of innermost complete boxes, of their contents, and their ends."""
+def _complete_boxes(text: str) -> list[_Box]:
+    """Return the innermost complete boxes; one without braces holds the text to the end of its formula or sentence."""
     opened = {match.end(): match.start() for match in _BOXED.finditer(text)}
-    found: list[tuple[int, int, int]] = []
+    found: list[_Box] = []
     stack: list[int] = []
     for match in _BRACE.finditer(text, min(opened) - 1) if opened else ():
         if match[0] == "{":
             stack.append(match.end())
-        elif match[0] == "}" and stack and (start := stack.pop()) in opened and (not found or start > found[-1][1]):
-            found.append((opened[start], start, match.end()))
-    return found
+        elif match[0] == "}" and stack and (start := stack.pop()) in opened and (not found or start > found[-1].content_at):
+            found.append(_Box(opened[start], start, match.end(), text[start : match.end() - 1].strip()))
+    for match in _BARE_BOX.finditer(text):
+        end = _BARE_END.search(text, match.end(), match.end() + _MAX_BARE_CHARS)
+        content = text[match.end() : end.start()].strip() if end is not None else ""
+        number = _BARE_NUMBER.match(content)
+        content = number[1] if number is not None else content
+        if content:
+            found.append(_Box(match.start(), match.end(), match.end() + len(content), content))
+    return sorted(found)
 
 
 def _belongs(between: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from agentrl.reward.notation import APPROXIMATELY
+from agentrl.reward.solutions import has_relations, same_solutions
 
 Formula: TypeAlias = Any
 """An expression, a matrix, a set, or a relation of sympy, which has no types."""
@@ -26,6 +27,10 @@ _FIRM = 1e-12
 def equal_formulas(reference: str, answer: str) -> bool:
     """Return whether an answer equals a reference; both in the notation of `notation.plain`."""
     expected, given = _exact_part(reference), _exact_part(answer)
+    if has_relations(expected) or has_relations(given):
+        is_same = same_solutions(expected, given, _read_formula)
+        if is_same is not None:
+            return is_same
     if expected.replace(" ", "") == given.replace(" ", ""):
         return True if given == answer.strip() else _is_approximated(answer)
     if not any(
@@ -68,7 +73,7 @@ def _read_formula(text: str) -> Sequence[Formula]:
     from latex2sympy2_extended import NormalizationConfig, normalize_latex
     from math_verify.parser import parse_latex_cached
 
-    config = NormalizationConfig(basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none")
+    config = NormalizationConfig(basic_latex=True, malformed_operators=True, nits=True, boxed="none")
     try:
         return [_exact(parse_latex_cached(normalize_latex(text, config=config)))]
     except MemoryError:

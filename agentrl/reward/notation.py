@@ -1,35 +1,21 @@
-r"""One notation for one value: thousands, decimal commas, Python, units, times and choices.
+r"""One notation for one value: thousands, decimal commas, Python, plus-minus, times and choices.
 
 Invariant: every function is pure and takes time linear in a text that `MathGrader` bounds. None evaluates anything.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 
+from agentrl.reward.characters import latin_math
 from agentrl.reward.extract import boxes
+from agentrl.reward.words import CONSTANT
+from agentrl.reward.wrappers import unwrapped
 
 APPROXIMATELY = re.compile(r"\\(?:approx|simeq|thickapprox)(?![a-zA-Z])|≈")
 
-_OUTER = re.compile(r"\\[\[(](.*)\\[\])]|\$\$(.*)\$\$|\$(.*)\$", re.DOTALL)
-_DOLLAR = re.compile(r"(?<!\\)\$")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d{1,50}(?:\.\d{1,50})?)[eE]([-+]?\d{1,4})(?!\w)")
-_CHARACTERS = str.maketrans(
-    {
-        "−": "-",
-        "×": r"\times ",
-        "·": r"\cdot ",
-        "≤": r"\le ",
-        "≥": r"\ge ",
-        "π": r"\pi ",
-        "∞": r"\infty ",
-        "∅": r"\emptyset ",
-        "\u00a0": " ",
-        "\u2009": " ",
-        "\u202f": " ",
-        "\u2007": " ",
-    }
-)
 _NEGATIVE_SPACE = re.compile(r"(?<=\d)\s?\{?,\}?\s?\\!\s{0,4}(?=\d)")
 _THIN_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:\s?(?:\\[,;: ]|~)\s?\d{3})+(?!\d)")
 _SPACE_GROUPS = re.compile(r"([-+]?)([1-9]\d{0,2}(?: \d{3})+)((?:[.,]\d+)?)(?=\s*(?:$|\\(?:text|mathrm|mbox|%)|%))")
@@ -44,86 +30,56 @@ _DEGREES = re.compile(
     r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?\d\}?)?)\s?(?:\\left)?([({]?)\s?(\d{1,6}(?:\.\d{1,6})?)\s?\^\s?(?:\{\s?\\circ\s?\}|\\circ)\s?(?:\\right)?[)}]?"
 )
 _POWER = re.compile(r"\*\*\s?(-?\w+(?:\.\d+)?|\([^()]{1,200}\))")
-_PYTHON_NAME = re.compile(r"(?<![\\a-zA-Z])(pi|sqrt|sin|cos|tan|log|exp|infty|oo)(?![a-zA-Z])")
-_PYTHON = re.compile(r"\*\*|(?<=[\w)])\s?\*\s?(?=[\w(])|(?<![\\a-zA-Z])(?:sqrt|exp|sin|cos|tan|log)\(")
-_ROOT = re.compile(r"(?<!\\)\bsqrt\(([^()]{1,200})\)")
-_UNIT_WORDS = {
-    "cm": "centimeter centimetre cms",
-    "mm": "millimeter millimetre",
-    "km": "kilometer kilometre kms",
-    "m": "meter metre",
-    "in": "inch inches",
-    "ft": "foot feet",
-    "yd": "yard",
-    "mi": "mile",
-    "kg": "kilogram kilo kgs",
-    "g": "gram gm",
-    "mg": "milligram",
-    "lb": "pound lbs",
-    "oz": "ounce",
-    "L": "liter litre l",
-    "mL": "milliliter millilitre ml",
-    "s": "second sec secs",
-    "min": "minute mins",
-    "h": "hour hr hrs",
-    "day": "days",
-    "week": "weeks",
-    "month": "months",
-    "year": "years yr yrs",
-    "mph": "",
-    "km/h": "kmh kph",
-    "rad": "radian",
-    "deg": "degree",
-    "%": "percent percentage pct",
-    "$": "dollar",
-    "€": "euro",
-    "£": "",
-    "ct": "cent",
-    "N": "newton",
-    "J": "joule",
-    "W": "watt",
-    "V": "volt",
-    "Hz": "hertz",
-}
-_UNITS = {
-    word: unit
-    for unit, words in _UNIT_WORDS.items()
-    for each in (unit, *words.split())
-    for word in (each, each + "s" if len(each) > 3 else each)
-}
-_UNIT_PLACE = re.compile(
-    r"(?<=[\d})\s])\s{0,4}(?:\\[,;: ]\s?)?(?:\\(?:text|mathrm|mbox|textnormal|textbf|operatorname)\s?\{([^{}]{1,80})\}|"
-    r"([a-zA-Z][a-zA-Z/ ]{0,40}))\s?(?:\^\s?\{?(\d)\}?|([²³]))?\s*$"
+_PYTHON_NAME = re.compile(r"(?<![\\a-zA-Z])(sin|cos|tan|log|exp)(?=\s?\()")
+_PYTHON = re.compile(r"\*\*|(?<=[\w)])\s?\*\s?(?=[\w(])")
+_ROOT_NAME = re.compile(r"(?<![\\a-zA-Z])sqrt\s?(?=[({\d\\])")
+_ROOT_ARGUMENT = re.compile(r"\d+(?:\.\d+)?|\\[a-zA-Z]+(?:\{[^{}]*\})?")
+_QUOTIENT = re.compile(
+    r"\\(ln|log|lg)(_\{?\w+\}?)?\s?\{?(\d+(?:\.\d+)?|(?<=\s)[a-zA-Z])\}?\s?/\s?(?=\\(?:ln|log|lg)(?![a-zA-Z]))"
 )
-_INNER_POWER = re.compile(r"(?:\^\s?\{?(\d)\}?|([²³]))")
-_SQUARE = re.compile(r"\b(?:square|sq)\b")
-_CUBE = re.compile(r"\b(?:cubic|cu)\b")
+_OPEN_BOX = re.compile(r"^\s*(?:\$|\\[(\[])?\s*\\{1,2}boxed\s?\{")
+"""Of a reference that was cut off."""
+_ESCAPED = re.compile(r"\\\\(?=[a-zA-Z])")
+_GLUED = re.compile(r"(?<=\d)(and|or)(?=[A-Z\\(\d]|[a-z][\s=(<>])")
+_CONSTANT_FUNCTION = re.compile(r"(?<![a-zA-Z\\])([a-zA-Z])\([a-z]\)\s*=\s*(?=-?\d+\s*(?:$|,|;|and|or|\\text))")
+"""Whose argument may have any name."""
+_NOT_EQUAL = re.compile(r"\\ne(?:q(?![a-zA-Z]))?(?![a-zA-Z])\s?")
+_SIGNS = re.compile(r"\\(pm|mp)(?![a-zA-Z])\s?")
+_LISTED = re.compile(r"(,|;|\\text\s?\{\s?(?:and|or)\s?\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z]))")
+_MAX_SIGNS = 3
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d{2}))?\s{0,4}([ap])\.?\s?m\.?", re.IGNORECASE)
 _TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|mbox|textbf|textnormal|mathbf|operatorname)\s?\{([^{}]{0,200})\}|\\[,;: ]|~")
+_CHOICE_COMMAND = re.compile(
+    r"^\\(?:text|mathrm|mbox|textbf|textnormal|textrm|textit|mathbf|operatorname|bf)\s?\{\s?(\(?\s?[A-J]\s?[).:]?(?:\s[^{}]{0,200})?)\}"
+)
+_SPACE_COMMAND = re.compile(r"\\[,;: ]|~|\\q?quad")
 _WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit|textnormal|textrm|mathbf)\s?\{([^{}]{0,400})\}")
 _DOUBT = re.compile(r"(?i:\b(?:or|not|no|never|maybe|perhaps|wrong|unless|except|isn't)\b)|(?<![\w^{²³.,])\d")
 _DENIAL = re.compile(r"(?i:(?<![a-zA-Z\\])(?:not|never|isn't)(?![a-zA-Z]))")
-_PARTED = re.compile(r"(?<=\d)(?:\s{1,9}|\s{0,9}\\q?quad\s{0,9})(?=\d)")
-_CHOICE = re.compile(r"\(?([A-J])(?:\)|[.:](?=\s))\s{0,8}(.{0,400})", re.DOTALL)
+_PARTED = re.compile(r"(?<![\d_^])(?<!_\{)(?<!\^\{)(?<!\\sqrt)\d+(?:\s{1,9}|\s{0,9}\\q?quad\s{0,9})(?=\d)")
+_CHOICE = re.compile(r"\(?\s?([A-J])\s?(?:\)|[.:](?=\s|$))(\s{0,8})(.{0,400})", re.DOTALL)
 _OTHER_CHOICE = re.compile(r"(?<![\w\\])\(?[A-J][).:](?!\w)|\b(?:or|and)\b")
 
 
 def plain(text: str) -> str:
     """Return an answer without the marks of a formula around it, in the notation that math-verify reads."""
-    inner = boxes(text) or text.strip()
-    outer = _OUTER.fullmatch(inner)
-    if outer is not None and "$" not in (found := next(part for part in outer.groups() if part is not None)):
-        inner = found.strip()
-    if len(marks := _DOLLAR.findall(inner)) and len(marks) % 2 == 0:
-        inner = _DOLLAR.sub("", inner)
-    inner = re.sub(r"(?<!\\)\\$", "", inner.translate(_CHARACTERS).strip()).strip()
-    inner = _plain_numbers(inner)
+    inner = _OPEN_BOX.sub("", boxes(text) or text)
+    if r"\begin" not in inner:
+        inner = _ESCAPED.sub(r"\\", inner)
+    inner = unwrapped(latin_math(unwrapped(inner)))
+    inner = _plain_numbers(_GLUED.sub(r" \1 ", inner))
     if _PYTHON.search(inner) is not None:
-        inner = _python(inner)
+        inner = _POWER.sub(lambda match: f"^{{{match[1].removeprefix('(').removesuffix(')')}}}", inner)
+        inner = inner.replace("*", r"\cdot ")
+    inner = _with_commands(inner)
     inner = _LETTER.sub(r"\1", inner).replace(r"\varnothing", r"\emptyset")
+    inner = _CONSTANT_FUNCTION.sub(r"\1=", inner)
+    inner = _NOT_EQUAL.sub(r"\\neq ", inner)
     inner = re.sub(r"\\log_\{?e\}?(?![a-zA-Z])", r"\\ln", inner)
+    inner = _QUOTIENT.sub(r"\\\1\2(\3)/", inner)
     inner = _DEGREES.sub(r"\1(\\frac{\3\\pi}{180})", inner)
-    return _SCIENTIFIC.sub(r"\1\\times 10^{\2}", inner)
+    inner = _SCIENTIFIC.sub(r"\1\\times 10^{\2}", inner)
+    return _each_sign(inner)
 
 
 def _plain_numbers(text: str) -> str:
@@ -147,10 +103,69 @@ def _as_fraction(decimal: re.Match[str]) -> str:
     return rf"\frac{{{numerator}}}{{{10 ** len(start) * (10 ** len(period) - 1)}}}"
 
 
-def _python(text: str) -> str:
-    text = _POWER.sub(lambda match: f"^{{{match[1].removeprefix('(').removesuffix(')')}}}", text)
-    text = _ROOT.sub(r"\\sqrt{\1}", text)
-    return _PYTHON_NAME.sub(lambda match: r"\infty " if match[1] == "oo" else f"\\{match[1]} ", text).replace("*", r"\cdot ")
+def _with_commands(text: str) -> str:
+    """Return the text with the names of constants, roots and functions as commands."""
+    if "text" in text or "mathrm" in text:
+        return text
+    text = CONSTANT.sub(lambda name: r"\pi " if name[1] else r"\infty " if name[3] else f"\\{name[2]} ", text)
+    text = _PYTHON_NAME.sub(r"\\\1 ", text)
+    return _with_roots(text)
+
+
+def _with_roots(text: str) -> str:
+    """Return the text with `sqrt(2)`, `sqrt 2` and `sqrt(2 + sqrt(3))` as LaTeX."""
+    for _ in range(len(text)):
+        found = None
+        for found in _ROOT_NAME.finditer(text):  # noqa: B007 - the innermost one is the last
+            pass
+        if found is None:
+            break
+        argument = _ROOT_ARGUMENT.match(text, found.end())
+        closing = {"(": ")", "{": "}"}.get(text[found.end()])
+        if argument is not None:
+            content, end = argument[0], argument.end()
+        elif closing is not None and (end := _closed(text, found.end(), closing)) is not None:
+            content = text[found.end() + 1 : end - 1]
+        else:
+            break
+        text = rf"{text[: found.start()]}\sqrt{{{content}}}{text[end:]}"
+    return text
+
+
+def _closed(text: str, start: int, closing: str) -> int | None:
+    """Return where the bracket at `start` is closed."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += (text[place] == text[start]) - (text[place] == closing)
+        if depth == 0:
+            return place + 1
+    return None
+
+
+def _each_sign(text: str) -> str:
+    r"""Return the text with `1 \pm 2` as `1 + 2, 1 - 2`; of several signs in one expression, `\mp` follows the first."""
+    if _SIGNS.search(text) is None:
+        return text
+    return "".join(part if _LISTED.fullmatch(part) else _both(part) for part in _LISTED.split(text))
+
+
+def _both(part: str) -> str:
+    signs = _SIGNS.findall(part)
+    if not signs or len(signs) > _MAX_SIGNS or part.strip()[:1] in ("(", "[", "{") or part.strip()[-1:] in (")", "]"):
+        return part
+    name, equals, expression = part.rpartition("=")
+    if _SIGNS.search(name) is not None:
+        return part
+    follows = "mp" in signs
+    chosen = ["+-", "-+"] if follows else ["".join(each) for each in itertools.product("+-", repeat=len(signs))]
+    versions: list[str] = []
+    for choice_of_signs in chosen:
+        left = iter(choice_of_signs)
+        if follows:
+            versions.append(_SIGNS.sub(lambda sign: choice_of_signs[0 if sign[1] == "pm" else 1], expression))  # noqa: B023
+        else:
+            versions.append(_SIGNS.sub(lambda _: next(left), expression))  # noqa: B023 - it is called at once
+    return ",".join(f"{name}{equals}{version}" for version in versions)
 
 
 def same_but_for_the_comma(first: str, second: str) -> bool:
@@ -161,41 +176,31 @@ def same_but_for_the_comma(first: str, second: str) -> bool:
     return False
 
 
-def units_of(text: str) -> frozenset[str]:
-    """Return the known units at the end of an answer, each with its power; `$` and `%` count, other words do not."""
-    found = {
-        sign for sign in ("$", "€", "£") if text.replace("\\", "").startswith(sign) or text.endswith((sign, "\\" + sign))
-    }
-    if text.rstrip().endswith("%"):
-        return frozenset({"%"})
-    if re.search(r"\^\s?\{?\s?\\circ\s?\}?$|°$", text):
-        return frozenset({"deg"})
-    place = _UNIT_PLACE.search(text)
-    if place is None:
-        return frozenset(found)
-    words = place[1] or place[2]
-    inner = _INNER_POWER.search(words)
-    power = next((p for p in (place[3], place[4], *(inner.groups() if inner else ())) if p), "")
-    power = power.translate(str.maketrans("²³", "23"))
-    if not power:
-        power = "2" if _SQUARE.search(words) else "3" if _CUBE.search(words) else ""
-    names = re.findall(r"[a-zA-Z]+/h|[a-zA-Z]+|%", words)
-    return frozenset(found | {_UNITS[name] + power for name in names if name in _UNITS})
-
-
 def clock(text: str) -> tuple[int, int, str] | None:
     """Return the hour, minute and half of the day of a time such as `10:00 a.m.`, else None."""
     found = _CLOCK.fullmatch(_TEXT_COMMAND.sub(lambda match: match[1] or " ", text).strip())
     return None if found is None else (int(found[1]), int(found[2] or 0), found[3].lower())
 
 
-def choice(text: str) -> str | None:
-    """Return the letter of an answer such as `C`, `(C)` or `C. x = 42`; None where there is another choice too."""
-    bare = _TEXT_COMMAND.sub(lambda match: match[1] or " ", text).strip()
+def choice(text: str) -> tuple[str | None, str | None]:
+    r"""Return the letter and the value of an answer such as `C` or `\textbf{(C)}\ 42`; no letter where there are several.
+
+    Example:
+        >>> choice("(C)"), choice(r"\textbf{(C)}\ 42"), choice("42"), choice("C. or D. 42")
+        (('C', None), ('C', '42'), (None, None), (None, None))
+    """
+    is_wrapped = _CHOICE_COMMAND.match(text) is not None
+    bare = _CHOICE_COMMAND.sub(r"\1 ", text).strip()
+    bare = _SPACE_COMMAND.sub(" ", bare).strip("$ ")
     if re.fullmatch(r"[A-J]", bare):
-        return bare
+        return bare, None
     found = _CHOICE.fullmatch(bare)
-    return None if found is None or _OTHER_CHOICE.search(found[2]) is not None else found[1]
+    if found is None or _OTHER_CHOICE.search(found[3]) is not None:
+        return None, None
+    value = found[3].strip("$ ")
+    if value and not (found[2] or is_wrapped):
+        return None, None
+    return found[1], value or None
 
 
 def has_doubt(text: str) -> bool:

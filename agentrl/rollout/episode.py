@@ -21,7 +21,7 @@ from openai import AsyncOpenAI
 
 from agentrl.client import Client, EndpointBackend, EpisodeSettings, PolicyBackend
 from agentrl.client.config import SamplingConfig
-from agentrl.concurrency import OutsideWork, flatten, watch_outside_work
+from agentrl.concurrency import OutsideWork, flatten, noticing_cancellation, watch_outside_work
 from agentrl.env import watch_faults
 from agentrl.episode.checks import check_reward, check_reward_time
 from agentrl.errors import (
@@ -178,8 +178,9 @@ async def _play(workflow: RolloutWorkflow, task: Task, client: Client, timeout_s
     ending: Trajectory | _Failure | None = None
     with watch_faults() as faults, watch_outside_work(deadline) as outside:
         try:
-            with anyio.CancelScope(deadline=deadline) as scope:
-                ending = await _attempt(workflow, task, client, where, faults, outside)
+            with anyio.CancelScope(deadline=deadline):
+                async with noticing_cancellation(episode.end.come):
+                    ending = await _attempt(workflow, task, client, where, faults, outside)
         except anyio.get_cancelled_exc_class():
             keep_turns(episode.turns)
             raise
@@ -187,7 +188,7 @@ async def _play(workflow: RolloutWorkflow, task: Task, client: Client, timeout_s
     if ending is None and not faults and _is_policys_doing(deadline, client, outside, timeout_s):
         ending = _limited(workflow, client, StopReason.DEADLINE)
     elif ending is None or anyio.current_time() >= deadline:
-        late = "" if scope.cancelled_caught else "; it returned late, after blocking or swallowing its cancellation"
+        late = "" if ending is None else "; it returned late, after blocking or swallowing its cancellation"
         message = f"{where}: not finished within episode_timeout_s = {timeout_s:g}, after {len(episode.turns)} turns{late}"
         ending = _Failure(StopReason.DEADLINE, EpisodeFailure(kind="TimeoutError", message=message, traceback=""))
     if isinstance(ending, Trajectory):

@@ -19,14 +19,19 @@ import anyio
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.box import KILL_S, Use, run_in_box, wait_until_ready
+from agentrl.sandbox.box import Use, run_in_box, wait_until_ready
 from agentrl.sandbox.inside import files_inside
 from agentrl.sandbox.pipes import PipedBox, PipedProcess
 from agentrl.sandbox.types import Limits, Program, python_program
 from agentrl.sandbox.unsafe import write_tree
 
-_USER: Final = "65534:65534"
-_COPY: Final = 'cp -R /input/. /work/ && echo ready >&2 && exec "$@"'
+_USERS: Final = range(10_000, 60_000)
+"""Users of programs, one for each container: the kernel counts the processes of a user."""
+REMOVE_S: Final = 300.0
+"""Seconds that an engine has to remove a container. Its programs have ended long before; their files may be many."""
+_NPROC: Final = 16_384
+"""Processes of a user, whom several containers may share; podman asks for more than it may have where none is named."""
+_COPY: Final = 'cd /work && cp -R /input/. /work/ && echo ready >&2 && exec "$@"'
 _KEPT: Final = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY")
 """Variables of this process that the docker command needs; programs do not see them."""
 
@@ -45,22 +50,37 @@ class Docker:
 def docker_arguments(docker: Docker, program: Program, limits: Limits, *, name: str, folder: str) -> list[str]:
     """Return the command that runs `program` in a container called `name`; `folder` has its files in `input`, `agentrl`."""
     space = f"rw,nosuid,nodev,exec,mode=1777,nr_inodes={limits.num_files}"
-    words = [*docker.command, "run", "--rm", "--interactive", "--init", "--pull", "never", "--name", name]
-    words += ["--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
-    words += ["--user", _USER]
+    user = _USERS[secrets.randbelow(len(_USERS))]
+    words = ["--init", "--read-only", "--user", f"{user}:{user}"]
+    words += ["--ulimit", f"cpu={limits.cpu_s}:{limits.cpu_s + 1}"]
+    words += ["--tmpfs", f"/work:{space},size={limits.work_mb}m", "--tmpfs", f"/tmp:{space},size={limits.temp_mb}m"]
+    mounts = {"/input": f"{folder}/input", "/run/agentrl": f"{folder}/agentrl"}
+    variables = {"HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp", **program.environment}
+    words = [*walls(docker, limits, name), *words, *inside_words(docker, mounts, variables)]
+    return [*words, "--entrypoint", "/bin/sh", docker.image, "-c", _COPY, "sh", *program.argv]
+
+
+def walls(docker: Docker, limits: Limits, name: str) -> list[str]:
+    """Return the words of every container called `name`: without network and capabilities, and under limits.
+
+    A mounted directory keeps its mode only where it is not the working directory.
+    """
+    words = [*docker.command, "run", "--rm", "--interactive", "--pull", "never", "--name", name, "--network", "none"]
+    words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--workdir", "/", "--stop-timeout", "0"]
     words += ["--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"]
     words += ["--pids-limit", str(limits.processes), "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]
-    words += ["--ulimit", f"cpu={limits.cpu_s}:{limits.cpu_s + 1}", "--ulimit", "core=0:0"]
-    words += ["--tmpfs", f"/work:{space},size={limits.work_mb}m", "--tmpfs", f"/tmp:{space},size={limits.temp_mb}m"]
-    words += ["--shm-size", f"{limits.shared_mb}m", "--workdir", "/work", "--hostname", "sandbox", "--log-driver", "none"]
-    for inner, outer in (("/input", "input"), ("/run/agentrl", "agentrl")):
-        words += ["--mount", f"type=bind,source={folder}/{outer},target={inner},readonly"]
-    variables = {"HOME": "/work", "LANG": "C.UTF-8", "TMPDIR": "/tmp", **program.environment}
+    words += ["--ulimit", f"nproc={_NPROC}:{_NPROC}", "--ulimit", "core=0:0"]
+    return [*words, "--shm-size", f"{limits.shared_mb}m", "--hostname", "sandbox", "--log-driver", "none"]
+
+
+def inside_words(docker: Docker, mounts: Mapping[str, str], variables: Mapping[str, str]) -> list[str]:
+    """Return the words for what a container sees of this machine: directories, read-only, and variables."""
+    words: list[str] = []
+    for inner, outer in mounts.items():
+        words += ["--mount", f"type=bind,source={outer},target={inner},readonly"]
     for key, value in variables.items():
         words += ["--env", f"{key}={value}"]
-    if docker.runtime is not None:
-        words += ["--runtime", docker.runtime]
-    return [*words, "--entrypoint", "/bin/sh", docker.image, "-c", _COPY, "sh", *program.argv]
+    return words if docker.runtime is None else [*words, "--runtime", docker.runtime]
 
 
 class DockerWords(Protocol):
@@ -89,13 +109,14 @@ class DockerBox(PipedBox):
 
     async def _remove(self) -> None:
         remover = PipedProcess([*self._docker.command, "rm", "--force", self._name], environment=docker_variables())
-        with anyio.move_on_after(KILL_S) as patience:
+        with anyio.move_on_after(REMOVE_S) as patience:
             await remover.wait()
         remover.kill()
         await remover.wait()
         remover.close()
         if patience.cancelled_caught:
-            raise EnvironmentFault(f"sandbox: docker did not remove {self._name} within {KILL_S:g} s")
+            engine = self._docker.command[0]
+            raise EnvironmentFault(f"sandbox: {engine} did not remove {self._name} within {REMOVE_S:g} s")
 
 
 class DockerStarter:
@@ -172,18 +193,21 @@ async def open_docker(docker: Docker, *, limits: Limits | None = None) -> BoxSan
     return BoxSandbox("docker", starter, command, is_isolated=True, limits=limits)
 
 
-def check_docker(docker: Docker) -> None:
+def check_docker(docker: Docker, *, engine: str = "docker") -> None:
     """Refuse a machine without the command, its daemon or the image; the ConfigError has the fix."""
+    daemon = "start the Docker daemon and let this user reach it" if engine == "docker" else f"see why {engine} fails"
     wanted = {
-        "start the Docker daemon and let this user reach it": ["version", "--format", "{{.Server.Version}}"],
-        f"pull it: `docker pull {docker.image}`": ["image", "inspect", "--format", "{{.Id}}", docker.image],
+        daemon: ["version", "--format", "{{.Server.Version}}"],
+        f"pull it: `{engine} pull {docker.image}`": ["image", "inspect", "--format", "{{.Id}}", docker.image],
     }
     for fix, words in wanted.items():
         try:
             command = [*docker.command, *words]
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=docker_variables())
         except OSError as error:
-            raise ConfigError(f"sandbox: cannot start {docker.command[0]}: {error}; install Docker") from error
+            raise ConfigError(f"sandbox: cannot start {docker.command[0]}: {error}; install {engine}") from error
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(f"sandbox: `{' '.join(command)}` took more than {error.timeout:g} s; {daemon}") from error
         if done.returncode != 0:
             said = done.stderr.strip().splitlines() or ["it said nothing"]
-            raise ConfigError(f"sandbox: `docker {' '.join(words[:2])}` failed: {said[-1]}; {fix}")
+            raise ConfigError(f"sandbox: `{engine} {' '.join(words[:2])}` failed: {said[-1]}; {fix}")

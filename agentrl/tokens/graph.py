@@ -31,6 +31,7 @@ from agentrl.errors import ContextOverflow, ReplyError, TokenError
 from agentrl.inference.backend import INT32, Context, json_of
 from agentrl.tokens.history import HistoryMatch, TurnIndex
 from agentrl.tokens.messages import plain_fields, role_of, tools_key
+from agentrl.tokens.parse import ParsedMessage
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.template.rendering import PlainMessage, ToolSchemas
 from agentrl.types import (
@@ -77,8 +78,8 @@ class Prompt(msgspec.Struct, frozen=True):
     match: HistoryMatch | None
     """The meeting point of request and recorded conversations; None for a call made of ids."""
     tools_key: bytes
-    tools: bool
-    """Whether the request has tools, so that the output may hold tool calls."""
+    tools: ToolSchemas | None
+    """The tools of the request, so that the output may hold tool calls."""
     sent_after: int
     """The number of turns complete when the request was prepared."""
     sent_at: int
@@ -174,10 +175,11 @@ class TokenGraph:
         key = tools_key(tools)
         match = self._recorded.index.find(messages, key, branch)
         extension = self._extensions.render(match, messages, tools)
-        as_read, parent = match.request.messages, extension.parent
+        shown, as_read, parent = tools or None, match.request.messages, extension.parent
         if parent is None:
-            return self._prompt(started_s, extension, match, key, plain_fields(as_read), tools)
-        return self._prompt(started_s, extension, match, key, plain_fields(as_read[self._recorded.index.lengths[parent] :]))
+            return self._prompt(started_s, extension, match, key, plain_fields(as_read), shown, starts=True)
+        new = plain_fields(as_read[self._recorded.index.lengths[parent] :])
+        return self._prompt(started_s, extension, match, key, new, shown)
 
     def prepare_ids(self, context_ids: Sequence[int] | Int32Array, parent: int | None = None) -> Prompt:
         """Return the prompt of a token-level call: `context_ids`, which are in the vocabulary, after the turn `parent`."""
@@ -195,6 +197,7 @@ class TokenGraph:
         stop_reason: StopReason,
         matched_stop: int | str | None,
         temperature: float,
+        truncated_by: Mapping[str, float] | None = None,
         cached_tokens: int | None = None,
         speaker: Speaker = Speaker(),  # noqa: B008 - an immutable tuple
     ) -> int:
@@ -208,6 +211,7 @@ class TokenGraph:
             stop_reason: STOP, LENGTH or ABORT.
             matched_stop: the token id or stop string that ended it.
             temperature: of the call.
+            truncated_by: the settings of the call that kept tokens from being sampled; None: there are none.
             cached_tokens: how many of the prompt the server had computed before; None: not known.
             speaker: the agent that took the turn.
         """
@@ -216,9 +220,7 @@ class TokenGraph:
         self._check_output(ids, logprobs)
         check_spans(spans, len(ids), None if parent is None else self._turns[parent], self)
         numbers, output = ids.tolist(), ids.tobytes()
-        parsed = self._renderer.parse(
-            numbers, tools=prompt.tools, stopped_on=matched_stop, thinking_open=extension.thinking_open, salt=self
-        )
+        parsed = self._parsed(prompt, numbers, matched_stop, is_cut=stop_reason is StopReason.ABORT)
         turn = Turn(
             context_ids=np.frombuffer(prompt.added, INT32),
             output_ids=np.frombuffer(output, INT32),
@@ -231,6 +233,7 @@ class TokenGraph:
             parent=parent,
             message=parsed.to_message(),
             temperature=temperature,
+            truncated_by=truncated_by,
             cached_tokens=cached_tokens,
             fork=extension.fork,
             kept_thinking=extension.kept_thinking,
@@ -242,6 +245,19 @@ class TokenGraph:
         )
         self._record(turn, prompt, numbers[-1] if numbers else -1, has_reasoning=parsed.reasoning is not None)
         return len(self._turns) - 1
+
+    def _parsed(self, prompt: Prompt, ids: list[int], stopped_on: int | str | None, *, is_cut: bool) -> ParsedMessage:
+        thinking_open = prompt.extension.thinking_open
+        return self._renderer.parse(
+            ids, tools=prompt.tools, stopped_on=stopped_on, thinking_open=thinking_open, salt=self, is_cut=is_cut
+        )
+
+    def add_shown(self, prompt: Prompt, shown: Message) -> None:
+        """Let a request with the answer `shown` continue the turn recorded last, whose output goes on after it.
+
+        It is what an agent got of an output that it gave up: what may be a tool call, or part of a character, is held back.
+        """
+        self._recorded.index.add_shown(prompt.match, shown)
 
     def adopt(self, turn: Turn) -> None:
         """Record a turn without tokens, which another model answered; no request continues it."""
@@ -267,12 +283,15 @@ class TokenGraph:
         match: HistoryMatch | None,
         key: bytes,
         messages: tuple[Message, ...] = (),
-        schemas: ToolSchemas | None = None,
+        tools: ToolSchemas | None = None,
+        *,
+        starts: bool = False,
     ) -> Prompt:
         added = array("i", extension.ids).tobytes()
         context = self._contexts.build(extension.parent, added)
         sent_after, sent_at = len(self._turns), next(self._clock)
-        return Prompt(extension, added, context, match, key, bool(key), sent_after, sent_at, messages, schemas, started_s)
+        schemas = tools if starts else None
+        return Prompt(extension, added, context, match, key, tools, sent_after, sent_at, messages, schemas, started_s)
 
     def _check_output(self, output_ids: Int32Array, logprobs: Float32Array) -> None:
         if len(logprobs) != len(output_ids):

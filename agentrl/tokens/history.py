@@ -239,6 +239,16 @@ class TurnIndex:
         self._turns_by_output[key] = turn
         self._requests.append(prefixes[-1])
 
+    def add_shown(self, match: HistoryMatch | None, shown: Message) -> None:
+        """Let a request with the answer `shown` continue the turn that was recorded last, although its output goes on."""
+        if match is None:
+            return
+        key, turn = message_key(shown).digest, len(self.lengths) - 1
+        end = next_prefix(match.request.prefixes[-1], key)
+        found = self._turns_by_prefix.get(end, ())
+        self._turns_by_prefix[end] = found if turn in found else (*found, turn)
+        self._turns_by_output.setdefault(key, turn)
+
     def turn_of_output(self, message: Message) -> int | None:
         """Return the latest turn whose output means the same as `message`."""
         return self._turns_by_output.get(message_key(message).digest)

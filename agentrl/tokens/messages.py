@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from agentrl.errors import TokenError
 from agentrl.tokens.parse import parse_json
+from agentrl.tokens.template.probing import CallStyle
 from agentrl.tokens.template.rendering import PlainMessage, Roles, ToolSchemas
 from agentrl.types import Message
 
@@ -229,12 +230,12 @@ def tools_key(tools: ToolSchemas | None) -> bytes:
 
 
 def plain_message(
-    message: object, *, split_inline_thinking: bool, text_arguments: bool, reasoning: str | None = None
+    message: object, *, split_inline_thinking: bool, style: CallStyle, reasoning: str | None = None
 ) -> PlainMessage:
     """Return a message as chat templates expect it: plain JSON, tool arguments parsed, no `None` except as empty content.
 
-    `split_inline_thinking` moves a leading `<think>` block of assistant text into `reasoning_content`; `text_arguments`
-    gives tool arguments as JSON text. `reasoning` is used for an assistant message that has none itself.
+    `split_inline_thinking` moves a leading `<think>` block of assistant text into `reasoning_content`; `style` says
+    how the template takes tool calls. `reasoning` is used for an assistant message that has none itself.
     """
     role = role_of(message)
     get = field_getter(message)
@@ -251,8 +252,8 @@ def plain_message(
             plain["thinking"] = plain["reasoning_content"] = reasoning
         calls = calls_of(message)
         if calls:
-            plain["content"] = content or None
-            plain["tool_calls"] = [_plain_call(call, text_arguments) for call in calls]
+            plain["content"] = content or style.no_text
+            plain["tool_calls"] = [_plain_call(call, style.text_arguments) for call in calls]
     for name in ("tool_call_id", "name"):
         value = get(name)
         if isinstance(value, str):

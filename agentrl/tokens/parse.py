@@ -1,4 +1,4 @@
-"""Parsers that split the output of a model into content, reasoning and tool calls.
+"""Splits the output of a model into content, reasoning and tool calls; the forms are in `agentrl.tokens.formats`.
 
 Invariant: parsing never raises and never loses text. Text that is not a well-formed call stays in the content, and the
 message is flagged `malformed`; otherwise the content is the decoded text.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -23,7 +23,7 @@ class ToolCall:
     """A tool call of the model."""
 
     id: str
-    """Nine letters and digits, unique within an episode."""
+    """Nine letters and digits, unique within an episode; in the form of the model's own ids where its template has one."""
     name: str
     arguments: str
     """JSON text of an object."""
@@ -33,7 +33,7 @@ class ParsedMessage(msgspec.Struct, frozen=True):
     r"""One model output as a message.
 
     Example:
-        >>> parsed = parse_text("<think>\nadd\n</think>\n\nFour.", calls=None, thinking_open=False, salt="")
+        >>> parsed = parse_text("<think>\nadd\n</think>\n\nFour.", form=None, tools=None, thinking_open=False, salt="")
         >>> parsed.reasoning, parsed.content
         ('add', 'Four.')
     """
@@ -59,55 +59,139 @@ class ParsedMessage(msgspec.Struct, frozen=True):
 
 
 class RawCall(NamedTuple):
-    """A tool call without an id."""
+    """A tool call as the model wrote it."""
 
     name: str
     arguments: str
+    """JSON text of an object."""
+    id: str | None = None
+    """The id that the model wrote, in formats whose templates need it; else None."""
 
 
 class ParsedCalls(NamedTuple):
-    """The result of a call parser."""
+    """The result of a call reader."""
 
     content: str
     calls: list[RawCall]
     malformed: bool
 
 
-CallParser = Callable[[str], ParsedCalls]
-"""Takes the text after the reasoning; returns the calls and the remaining text."""
+class ReadCalls(NamedTuple):
+    """Calls that stand next to each other, and where they end."""
+
+    calls: list[RawCall]
+    end: int
 
 
-def parse_text(text: str, *, calls: CallParser | None, thinking_open: bool, salt: object) -> ParsedMessage:
+class ThinkingSplit(NamedTuple):
+    """An output split at its reasoning."""
+
+    reasoning: str | None
+    rest: str
+    malformed: bool
+    """True when the reasoning does not end."""
+
+
+Schemas = Sequence[Mapping[str, Any]] | None
+"""The tools of a request, which give the types of arguments; None without any."""
+
+CallReader = Callable[[str, Schemas], ParsedCalls]
+"""Takes the text after the reasoning, and the tools; returns the calls and the remaining text."""
+
+
+class ToolWriter(NamedTuple):
+    """How tools are described to a model whose template has none, and how calls and results are written for it."""
+
+    description: str
+    """The text in the system message; `{tools}` stands for the schemas, one JSON object a line."""
+    call: tuple[str, str]
+    """The texts around the JSON of a call."""
+    result: tuple[str, str]
+    """The texts around a tool's result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """The form in which a family of models writes tool calls."""
+
+    name: str
+    """As `sampling.tool_format` names it."""
+    openings: tuple[str, ...]
+    """Texts that may begin a call anywhere in an answer; nothing from there on is streamed."""
+    read: CallReader
+    starts: tuple[str, ...] = ()
+    """Texts at the start of an answer that may make all of it a call."""
+    told: str = ""
+    """Text of the prompt without which the form is not tried, where a template asks for calls in a form that it does
+    not write itself."""
+    split: Callable[[str], ThinkingSplit] | None = None
+    """Splits an output at its reasoning, for formats that do not write `<think>`."""
+    call_id: Callable[[str, int], str] | None = None
+    """Returns the id of a call by its name and number, for templates that write ids in a form of their own."""
+    writer: ToolWriter | None = None
+    """For templates without tools; None if the format is only read."""
+
+
+class CallLimits(NamedTuple):
+    """What a template can render beside, or as, tool calls; an answer beyond that is text."""
+
+    max_calls: int | None = None
+    """Calls in one message; None without a limit."""
+    with_text: bool = True
+    with_reasoning_and_text: bool = True
+
+
+def parse_text(
+    text: str,
+    *,
+    form: ToolFormat | None,
+    tools: Schemas,
+    thinking_open: bool,
+    salt: object,
+    limits: CallLimits = CallLimits(),  # noqa: B008 - an immutable tuple
+) -> ParsedMessage:
     """Return decoded model output, without its end-of-turn token and stop string, as a message.
 
-    `calls` is None if the request had no tools; `thinking_open` says whether the prompt ended inside `<think>`; `salt` makes
-    the ids of the calls unique.
+    `form` is that of the model's tool calls, which are read only if the request had `tools`; `thinking_open` says whether
+    the prompt ended inside `<think>`; `salt` makes the ids of the calls unique; `limits` are those of the template.
     """
-    thinks = thinking_open or THINK_OPEN in text
-    reasoning, content, malformed = _split_reasoning(text, thinking_open) if thinks else (None, text, False)
-    if calls is None or malformed:
+    if form is not None and form.split is not None:
+        reasoning, content, malformed = form.split(text)
+    else:
+        thinks = thinking_open or THINK_OPEN in text
+        reasoning, content, malformed = _split_reasoning(text, thinking_open) if thinks else (None, text, False)
+    if form is None or malformed or not (tools or form.split):
         return ParsedMessage(content, reasoning, (), malformed)
-    parsed = calls(content)
+    parsed = form.read(content, tools)
+    if parsed.calls and not _renderable(parsed, reasoning, limits):
+        return ParsedMessage(content, reasoning, (), True)
     return ParsedMessage(
         content=parsed.content,
         reasoning=reasoning,
         tool_calls=tuple(
-            ToolCall(id=_call_id(salt, at), name=call.name, arguments=call.arguments) for at, call in enumerate(parsed.calls)
+            ToolCall(id=call.id or _call_id(salt, at), name=call.name, arguments=call.arguments)
+            for at, call in enumerate(parsed.calls)
         ),
         malformed=parsed.malformed,
     )
 
 
-def _split_reasoning(text: str, thinking_open: bool) -> tuple[str | None, str, bool]:
+def _renderable(parsed: ParsedCalls, reasoning: str | None, limits: CallLimits) -> bool:
+    if limits.max_calls is not None and len(parsed.calls) > limits.max_calls:
+        return False
+    return not parsed.content or (limits.with_text and (reasoning is None or limits.with_reasoning_and_text))
+
+
+def _split_reasoning(text: str, thinking_open: bool) -> ThinkingSplit:
     start = text.lstrip()
     if not thinking_open and not start.startswith(THINK_OPEN):
-        return None, text, False
+        return ThinkingSplit(None, text, False)
     body = start.removeprefix(THINK_OPEN)
     reasoning, closed, content = body.partition(THINK_CLOSE)
     reasoning = reasoning.strip("\n") or None
     if not closed:
-        return (reasoning, "", True) if reasoning else (None, "", True)
-    return reasoning, content.lstrip("\n"), False
+        return ThinkingSplit(reasoning, "", True)
+    return ThinkingSplit(reasoning, content.lstrip("\n"), False)
 
 
 def _call_id(salt: object, at: int) -> str:
@@ -119,71 +203,69 @@ def _call_id(salt: object, at: int) -> str:
     return "".join(letters)
 
 
-def parse_hermes(text: str) -> ParsedCalls:
-    r"""Read `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks (Hermes, Qwen2.5, Qwen3).
+def read_blocks(
+    text: str, tools: Schemas, *, opening: str, closing: str, decode: Callable[[str, int, Schemas], ReadCalls | None]
+) -> ParsedCalls:
+    """Read blocks of calls; `decode` gets the place after an opening, and returns the calls there.
 
-    Example:
-        >>> parse_hermes('Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>')
-        ParsedCalls(content='Let me see.', calls=[RawCall(name='add', arguments='{"a": 1}')], malformed=False)
+    A block ends with `closing`, which may be missing at the end of the text. What cannot be read stays in the content.
     """
-    opening, closing = "<tool_call>", "</tool_call>"
-    if opening not in text:
-        return ParsedCalls(text, [], False)
-    head, *blocks = text.split(opening)
-    kept, calls, malformed = [head], list[RawCall](), False
-    for block in blocks:
-        body, closed, rest = block.partition(closing)
-        call = _call(body)
-        if call is None:
-            kept.append(opening + body + closed)
-            malformed = True
+    kept: list[str] = []
+    calls: list[RawCall] = []
+    malformed, at = False, 0
+    while (start := text.find(opening, at)) >= 0:
+        inside = start + len(opening)
+        found = decode(text, inside, tools)
+        end = None if found is None or not found.calls else _end_of_block(text, found.end, closing)
+        if found is None or end is None:
+            malformed, end = True, inside
+            kept.append(text[at:end])
         else:
-            calls.append(call)
-        kept.append(rest)
+            kept.append(text[at:start])
+            calls += found.calls
+        at = end
+    kept.append(text[at:])
     content = "".join(kept)
     return ParsedCalls(content.strip() if calls else content, calls, malformed)
 
 
-def parse_mistral(text: str) -> ParsedCalls:
-    """Read `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]` (Mistral)."""
-    opening = "[TOOL_CALLS]"
-    head, found, body = text.partition(opening)
-    if not found:
-        return ParsedCalls(text, [], False)
-    values = parse_json(body.strip())
-    calls = [_as_call(value) for value in cast("list[object]", values)] if isinstance(values, list) else [None]
+def _end_of_block(text: str, at: int, closing: str) -> int | None:
+    end = skip_space(text, at)
+    if text.startswith(closing, end):
+        return end + len(closing)
+    return end if end == len(text) else None
+
+
+def skip_space(text: str, at: int, space: str = " \n\t\r") -> int:
+    """Return where the white space at `at` ends."""
+    while at < len(text) and text[at] in space:
+        at += 1
+    return at
+
+
+def json_call(text: str, at: int, tools: Schemas) -> ReadCalls | None:
+    """Read one call, `{"name": ..., "arguments": {...}}`, in white space."""
+    found = json_at(text, skip_space(text, at))
+    call = None if found is None else call_of(found[0])
+    return None if found is None or call is None else ReadCalls([call], found[1])
+
+
+def json_calls(text: str, at: int, tools: Schemas) -> ReadCalls | None:
+    """Read a list of such calls."""
+    found = json_at(text, skip_space(text, at))
+    if found is None or not isinstance(found[0], list):
+        return None
+    calls = [call_of(value) for value in cast("list[object]", found[0])]
     good = [call for call in calls if call is not None]
-    if len(good) != len(calls) or not good:
-        return ParsedCalls(text, [], True)
-    return ParsedCalls(head.strip(), good, False)
+    return ReadCalls(good, found[1]) if good and len(good) == len(calls) else None
 
 
-def parse_llama(text: str) -> ParsedCalls:
-    """Read a message that is one `{"name": ..., "parameters": {...}}` (Llama 3), after an optional `<|python_tag|>`."""
-    body = text.strip().removeprefix("<|python_tag|>").strip()
-    if not body.startswith("{"):
-        return ParsedCalls(text, [], "<|python_tag|>" in text)
-    calls = [_call(part, key="parameters") for part in _split_objects(body)]
-    good = [call for call in calls if call is not None]
-    if len(good) == len(calls) and good:
-        return ParsedCalls("", good, False)
-    return ParsedCalls(text, [], '"name"' in body)
-
-
-def _split_objects(body: str) -> list[str]:
-    decoder = json.JSONDecoder()
-    parts: list[str] = []
-    at = 0
-    while at < len(body):
-        try:
-            _, end = decoder.raw_decode(body, at)
-        except (ValueError, RecursionError):
-            return [body]
-        parts.append(body[at:end])
-        at = end
-        while at < len(body) and body[at] in "; \n\t":
-            at += 1
-    return parts
+def json_at(text: str, at: int) -> tuple[object, int] | None:
+    """Return the JSON value that begins at `at` and where it ends; None if there is none."""
+    try:
+        return _JSON.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None
 
 
 def parse_json(text: str) -> object | None:
@@ -198,15 +280,24 @@ def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
 
 
-def _call(text: str, key: str = "arguments") -> RawCall | None:
-    return _as_call(parse_json(text.strip()), key)
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def _as_call(value: object, key: str = "arguments") -> RawCall | None:
+def call_of(value: object) -> RawCall | None:
+    """Return the call of a JSON object with `name` and `arguments` or `parameters`; None if it is none."""
     if not isinstance(value, dict):
         return None
     fields = cast("dict[str, object]", value)
-    name, arguments = fields.get("name"), fields.get(key, {})
+    if isinstance(fields.get("function"), dict):
+        fields = cast("dict[str, object]", fields["function"])
+    keys = [key for key in ("arguments", "parameters") if key in fields]
+    if len(keys) != 1:
+        return None
+    return make_call(fields.get("name"), fields[keys[0]])
+
+
+def make_call(name: object, arguments: object, call_id: str | None = None) -> RawCall | None:
+    """Return a call with the arguments as JSON text; None for a name or arguments that are none."""
     if not isinstance(name, str) or not name:
         return None
     if isinstance(arguments, str):  # some models write the object as a JSON string
@@ -216,30 +307,7 @@ def _as_call(value: object, key: str = "arguments") -> RawCall | None:
     try:
         name.encode()
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except ValueError:  # an infinite number, or half a character in the name
-        return None
-    return RawCall(name, text if text.isascii() or _is_unicode(text) else json.dumps(arguments))
-
-
-def _is_unicode(text: str) -> bool:
-    try:
         text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-CALL_PARSERS: Mapping[str, tuple[str, CallParser]] = {
-    "hermes": ("<tool_call>", parse_hermes),
-    "mistral": ("[TOOL_CALLS]", parse_mistral),
-    "llama": ('"parameters": ', parse_llama),
-}
-"""Known tool-call formats: the text that marks the format in a chat template, and its parser. The first match is used."""
-
-
-def choose_parser(template_source: str) -> CallParser | None:
-    """Return the parser of the tool-call format that a chat template contains; None if it contains no known format."""
-    for marker, parser in CALL_PARSERS.values():
-        if marker in template_source:
-            return parser
-    return None
+    except (ValueError, RecursionError):  # an infinite number, or half a character, which no template can render
+        return None
+    return RawCall(name, text, call_id)

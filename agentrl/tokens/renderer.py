@@ -21,12 +21,17 @@ import numpy as np
 
 from agentrl.errors import ConfigError, ContextOverflow, TokenError
 from agentrl.tokens.breaks import restored
+from agentrl.tokens.formats import TOOL_FORMATS, ToolFormatName
 from agentrl.tokens.messages import plain_message, roles_of
-from agentrl.tokens.parse import THINK_CLOSE, THINK_OPEN, ParsedMessage, choose_parser, parse_text
-from agentrl.tokens.template.probing import QUESTION, TemplateProber, TemplateTraits, try_out, wants_text_arguments
-from agentrl.tokens.template.rendering import ChatTemplate, GuardedTemplate, PlainMessage, Rendered, ToolSchemas
+from agentrl.tokens.parse import THINK_CLOSE, THINK_OPEN, ParsedMessage, ToolFormat, parse_text
+from agentrl.tokens.template.model_calls import WITHOUT_TOOLS, ModelCalls
+from agentrl.tokens.template.probing import QUESTION, TemplateTraits, try_out
+from agentrl.tokens.template.rendering import ChatTemplate, PlainMessage, Rendered, ToolSchemas
+from agentrl.tokens.template.round_trip import answer_text
 from agentrl.tokens.tokenizer.codec import IncrementalDecoder, ModelFiles, TokenCodec, read_model_files
 from agentrl.types import BoolArray, Int32Array, Message
+
+_FIRST_ANSWER = "message 0 is an assistant message; put a system or user message before it"
 
 
 class RenderedTokens(NamedTuple):
@@ -53,26 +58,29 @@ class Renderer:
     Example: `Renderer.load("checkpoints/demo", template_options={"enable_thinking": False})`.
     """
 
-    def __init__(self, files: ModelFiles, *, template_options: Mapping[str, bool | int | str], where: str) -> None:
+    def __init__(
+        self,
+        files: ModelFiles,
+        *,
+        template_options: Mapping[str, bool | int | str],
+        where: str,
+        tool_format: ToolFormatName = "auto",
+    ) -> None:
         tokens = dict(files.special_tokens)
         codec = TokenCodec(files.tokenizer_json, eos_ids=files.eos_ids, where=f"{where}/tokenizer.json")
         self._codec = codec
-        build = partial(ChatTemplate, files.templates, special_tokens=tokens, options=template_options)
-        try_out(build, where)
-        template = build()
-        self._template = GuardedTemplate(template, tuple(codec.control))
-        source = template.source
-        self._text_arguments = wants_text_arguments(self._template)
-        self._knows_developer = "developer" in source
-        self._split_thinking = "reasoning_content" in source or THINK_CLOSE in source
+        self._where = where
         eos = {*files.eos_ids, *_token_ids(codec, tokens.get("eos_token"))}
         ends = [text for number in eos if (text := codec.token_text(number)) is not None]
-        try:
-            self._prober = TemplateProber(
-                self._template, text_arguments=self._text_arguments, ends=ends, controls=tuple(codec.control)
-            )
-        except TokenError as error:
-            raise ConfigError(f"{where}: the chat template cannot render a question and an answer: {error}") from error
+        make = {"sources": files.templates, "special_tokens": tokens, "options": template_options}
+        try_out(partial(ChatTemplate, **make), where)
+        calls = ModelCalls(make, codec.control, ends, tool_format, where)
+        template, self._prober = calls.template, calls.prober
+        self._template = template
+        source = template.template.source
+        self._style = calls.style
+        self._knows_developer = "developer" in source
+        self._split_thinking = "reasoning_content" in source or THINK_CLOSE in source
         self.end_of_turn_id: int | None = next(iter(_token_ids(codec, self._prober.end_of_turn)), None)
         """The token the template ends an assistant message with; None if it ends them with text."""
         self.eos_ids: frozenset[int] = frozenset(eos | set(_token_ids(codec, self._prober.end_of_turn)))
@@ -91,8 +99,9 @@ class Renderer:
         """Longest context in tokens; None if unknown."""
         self.control_ids: frozenset[int] = codec.control_ids
         """Ids that text of a conversation never yields."""
-        self.call_parser = choose_parser(source) if self._prober.renders_tools else None
-        """The parser of tool calls; None if the template shows no tools or no known format."""
+        self.tool_format: ToolFormat | None = calls.form
+        """The form of tool calls; None if the template shows no tools, or its calls do not come back in any known form."""
+        self._call_limits, self._written_call = calls.limits, calls.written_call
         self.local: bool = self._prober.local()
         """Whether a turn costs only its new messages (else: one rendering of the conversation), for usual messages."""
         self.text_prefix_preserving: bool = self._prober.text_prefix_preserving()
@@ -107,6 +116,7 @@ class Renderer:
         *,
         template_options: Mapping[str, bool | int | str] | None = None,
         max_context: int | None = None,
+        tool_format: ToolFormatName = "auto",
     ) -> Renderer:
         """Return the renderer of a local model directory in Hugging Face layout.
 
@@ -114,9 +124,14 @@ class Renderer:
             path: the directory.
             template_options: further variables of the chat template, such as `{"enable_thinking": False}`.
             max_context: longest context plus output the servers take, where that is less than the model's positions.
+            tool_format: form of the tool calls; `auto` takes the one in which the template's own calls come back.
+
+        Raises:
+            ConfigError: a file is missing or broken, or the template's calls do not come back in the form `tool_format`.
         """
         files = read_model_files(Path(path))
-        return cls(files, template_options=template_options or {}, where=str(path)).within(max_context)
+        made = cls(files, template_options=template_options or {}, where=str(path), tool_format=tool_format)
+        return made.within(max_context)
 
     def within(self, limit: int | None) -> Renderer:
         """Return this renderer with its longest context lowered to `limit` tokens, where that is less."""
@@ -152,7 +167,7 @@ class Renderer:
             plain_message(
                 message,
                 split_inline_thinking=self._split_thinking,
-                text_arguments=self._text_arguments,
+                style=self._style,
                 reasoning=known.get(at),
             )
             for at, message in enumerate(messages)
@@ -175,7 +190,9 @@ class Renderer:
         Raises:
             TokenError: if the template refuses the messages, or would leave some of them out.
         """
-        for role in sorted(set(roles_of(messages))):
+        roles = set(roles_of(messages))
+        self._check_roles(roles)
+        for role in sorted(roles):
             if not self._prober.shows(role):
                 what = "tool calls" if role == "call" else f"{role} messages"
                 raise TokenError(f"the chat template leaves out {what}; the model would not see them")
@@ -184,7 +201,16 @@ class Renderer:
 
     def traits(self, new: Sequence[PlainMessage], tools: bool) -> TemplateTraits:
         """Return what the template does with new messages of these roles."""
-        return self._prober.traits(roles_of(new), tools)
+        roles = roles_of(new)
+        self._check_roles(set(roles))
+        return self._prober.traits(roles, tools)
+
+    def _check_roles(self, roles: set[str]) -> None:
+        """Refuse tool calls and results for a template that breaks on them, with the remedy."""
+        for role in sorted(roles & {"call", "tool"}):
+            if not self._prober.renders_tools and self._prober.breaks_on(role):
+                what = "tool calls" if role == "call" else "tool results"
+                raise TokenError(f"the messages hold {what}, but the chat template of {self._where} {WITHOUT_TOOLS}")
 
     def extend(
         self,
@@ -234,13 +260,15 @@ class Renderer:
 
     def check_tools(self) -> None:
         """Refuse, with `TokenError`, tools for a model that is not shown them or whose tool calls no parser reads."""
+        if self.tool_format is not None:
+            return
         if not self._prober.renders_tools:
-            raise TokenError("the request has tools, but this model's chat template does not show tools to the model")
-        if self.call_parser is None:
-            raise TokenError(
-                "the request has tools, but no parser is known for the tool calls of this model's chat template; "
-                "known formats are in agentrl.tokens.parse.CALL_PARSERS"
-            )
+            raise TokenError(f"the request has tools, but the chat template of {self._where} {WITHOUT_TOOLS}")
+        raise TokenError(
+            f"the request has tools, but no known form reads the tool calls of {self._where}: its chat template writes "
+            f"{self._written_call}, and the call does not come back. Known forms are {', '.join(TOOL_FORMATS)}; give the "
+            "model a chat_template.jinja that writes calls in one of them"
+        )
 
     def output_text(self, ids: Sequence[int] | Int32Array, stopped_on: int | str | None = None) -> str:
         """Return the text of an output without its end-of-turn token and without the stop string that ended it."""
@@ -257,23 +285,28 @@ class Renderer:
         self,
         ids: Sequence[int] | Int32Array,
         *,
-        tools: bool,
+        tools: ToolSchemas | None,
         stopped_on: int | str | None = None,
         thinking_open: bool | None = None,
         salt: object = None,
+        is_cut: bool = False,
     ) -> ParsedMessage:
         """Return a sampled output as a message; never raises for what a model wrote.
 
         Args:
             ids: the sampled ids.
-            tools: whether the request had tools; without them nothing is read as a tool call.
+            tools: those of the request, which give the types of arguments; without any nothing is read as a call.
             stopped_on: the token id or stop string that ended the output.
             thinking_open: whether the prompt ended inside `<think>`; None: as this template's generation prompt does.
             salt: makes tool-call ids unique; the same salt and output give the same ids. None: the ids.
+            is_cut: whether the output ends anywhere; the bytes of a character that it lacks the rest of are left out.
         """
+        text = self.output_text(ids, stopped_on)
         return parse_text(
-            self.output_text(ids, stopped_on),
-            calls=self.call_parser if tools else None,
+            text.rstrip("\ufffd") if is_cut else text,
+            form=self.tool_format,
+            tools=tools,
+            limits=self._call_limits,
             thinking_open=self.thinking_open if thinking_open is None else thinking_open,
             salt=_as_list(ids) if salt is None else salt,
         )
@@ -291,7 +324,9 @@ class Renderer:
         for at, message in enumerate(plain):
             if message["role"] != "assistant":
                 continue
-            if done == 0:
+            if at == 0:
+                context = self._before_first_answer(message, tools)
+            elif done == 0:
                 context = self.start(plain[:at], tools)
             else:
                 context = self.extend(plain[:done], plain[done:at], tools, last_output_id=ids[-1])
@@ -301,23 +336,27 @@ class Renderer:
             done = at + 1
         return EncodedConversation(token_ids=np.array(ids, np.int32), assistant_mask=np.array(sampled, np.bool_))
 
+    def _before_first_answer(self, message: PlainMessage, tools: ToolSchemas | None) -> RenderedTokens:
+        """Return what the template writes before an assistant message that is the first of its conversation."""
+        try:
+            whole, nonce = self._template.render([message], tools or None, generation_prompt=False)
+            answer = answer_text(self._template, message, tools, self._prober.ends).text
+        except TokenError as error:
+            raise TokenError(f"{_FIRST_ANSWER}: {error}") from error
+        at = whole.rfind(answer)
+        if at < 0:  # a template that writes no empty reasoning there: the generation prompt is the same
+            asked, shown = (self._template.render([QUESTION], tools or None, generation_prompt=new) for new in (True, False))
+            opening = asked.text[len(shown.text) :]
+            at = whole.find(opening) + len(opening) if opening and opening in whole else -1
+        if at < 0:
+            raise TokenError(f"{_FIRST_ANSWER}, whose text this chat template writes differently there")
+        before = whole[:at]
+        return RenderedTokens(self._codec.encode_rendered(before, nonce=nonce), before.rstrip().endswith(THINK_OPEN))
+
     def _assistant_ids(self, message: PlainMessage, tools: ToolSchemas | None) -> list[int]:
         """Return the ids of an assistant message as a model would sample it, up to the end-of-turn token."""
-        prompt = self._template.render([QUESTION], tools or None, generation_prompt=True).text
-        whole, nonce = self._template.render([QUESTION, message], tools or None, generation_prompt=False)
-        opened, _, _ = prompt.rpartition(THINK_OPEN)
-        if whole.startswith(prompt):
-            text = whole[len(prompt) :]
-        elif prompt.rstrip().endswith(THINK_OPEN) and whole.startswith(opened):
-            text = f"{message.get('reasoning_content', '')}\n{THINK_CLOSE}\n\n{whole[len(opened) :]}"
-        else:
-            raise TokenError(
-                "the chat template does not write an assistant message after its own generation prompt; "
-                f"expected {prompt[-40:]!r} before it"
-            )
-        end = None if self.end_of_turn_id is None else self._codec.token_text(self.end_of_turn_id)
-        at = text.rfind(end) if end else -1
-        return self._codec.encode_rendered(text if at < 0 or not end else text[: at + len(end)], nonce=nonce, inside=True)
+        text, nonce = answer_text(self._template, message, tools, self._prober.ends)
+        return self._codec.encode_rendered(text, nonce=nonce, inside=True)
 
 
 def _with_call_names(answer: PlainMessage, results: Sequence[PlainMessage]) -> PlainMessage:

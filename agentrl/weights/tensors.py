@@ -132,14 +132,50 @@ def equal_as_bfloat16(first: Path, second: Path) -> bool:
     ours, theirs = (read_safetensors(directory / WEIGHTS_FILE) for directory in (first, second))
     if ours.keys() != theirs.keys():
         return False
-    return all(_rounded(ours[name]) == _rounded(theirs[name]) for name in ours)
+    return all(
+        as_held(ours[name], "bfloat16").data.tobytes() == as_held(theirs[name], "bfloat16").data.tobytes() for name in ours
+    )
 
 
-def _rounded(tensor: RawTensor) -> bytes:
-    if tensor.dtype != "F32":
-        return bytes(tensor.data)
-    bits = np.frombuffer(tensor.data, "<u4")
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+_WIDER: Mapping[str, str] = {"F64": "F64", "F32": "F64 F32", "BF16": "F64 F32 BF16", "F16": "F64 F32 F16"}
+"""For each type, those that have all its values."""
+_HELD_TYPES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+def held_type(stored: str, held: str) -> str:
+    """Return the safetensors type in which weights that are stored as `stored` and held as `held` have their digest.
+
+    It is `stored` where a server that holds `held`, torch's name of a type, loses nothing of it, and else the type it holds.
+
+    Example:
+        >>> held_type("F32", "bfloat16"), held_type("BF16", "float32"), held_type("F32", "float32")
+        ('BF16', 'BF16', 'F32')
+    """
+    kind = _HELD_TYPES.get(held, stored)
+    return stored if kind in _WIDER.get(stored, stored).split() else kind
+
+
+def as_held(tensor: RawTensor, held: str) -> RawTensor:
+    """Return a stored tensor in `held_type`, rounded to the nearest value, ties to even, as torch rounds it."""
+    kind = held_type(tensor.dtype, held)
+    if kind == tensor.dtype:
+        return tensor
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        if tensor.dtype == "BF16":
+            wide = (np.frombuffer(tensor.data, "<u2").astype("<u4") << 16).view("<f4")
+        else:
+            wide = np.frombuffer(tensor.data, {"F64": "<f8", "F32": "<f4", "F16": "<f2"}[tensor.dtype]).astype("<f4")
+        if kind == "BF16":
+            bits = wide.view("<u4")
+            narrow = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+        else:
+            narrow = wide.astype({"F32": "<f4", "F16": "<f2"}[kind])
+    return RawTensor(dtype=kind, shape=tensor.shape, data=narrow.view(np.uint8).data)
+
+
+def held_checksums(path: Path, held: str) -> dict[str, str]:
+    """Return the digest of each tensor of a safetensors file as a server has it that holds weights as `held`."""
+    return {name: as_held(tensor, held).checksum(name) for name, tensor in read_safetensors(path).items()}
 
 
 def _view(path: Path, name: str, entry: _TensorHeader, body: memoryview) -> RawTensor:

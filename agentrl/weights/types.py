@@ -42,7 +42,7 @@ class ExpectedWeights:
 
     version: int
     tensor_checksums: Mapping[str, str]
-    """By HF name, as published or sent; for servers whose `checksum_kind` is agentrl's."""
+    """By HF name, in the type in which they were published or sent."""
     origin: str
     """Origin of the weights, for messages."""
     directory: str | None = None

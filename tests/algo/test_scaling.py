@@ -9,13 +9,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from agentrl.algo.advantage import advantages
+from agentrl.algo.advantage import advantages, batch_advantages, spread_over_tokens
 from agentrl.algo.advantages.estimated import GroupAdvantages
 from agentrl.algo.advantages.kl_rewards import with_kl_rewards
 from agentrl.algo.advantages.scaling import NO_BATCHES, Normalization, RunningSquare, scaled_advantages
+from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.types import Float32Array, Group, Trajectory
-from tests.algo.build import group, linear
+from tests.algo.build import episode, group, linear, turn
 
 EPISODES = [linear([None, None], 1.0), linear([None], 0.0), linear([None] * 3, 0.5)]
 SOME, EQUAL = group(EPISODES), group([linear([None], 1.0)] * 3)
@@ -114,3 +115,45 @@ def test_greedy_turns_pay_nothing() -> None:
     greedy = replace(one, turns=tuple(replace(turn, temperature=0.0) for turn in one.turns))
     [paid] = with_kl_rewards([group([greedy])], [[reference_of(greedy, 0.5)]], weight=1.0, k=1)
     assert [turn.reward for turn in paid.episodes[0].turns] == [None, None]
+
+
+def test_a_price_is_credited_to_no_later_turn_where_the_turn_s_own_reward_is_set_late() -> None:
+    """The reward of turn 0 is set at the end; its KL was known when its tokens were sampled."""
+    late = episode([turn(0.25, None, sent_at=1, rewarded_at=9), turn(None, 0, sent_at=3)], 1.0)
+    free = replace(late, episode_id="free")
+    uneven = group([late, free])
+    [paid] = with_kl_rewards([uneven], [[reference_of(late, 0.5), reference_of(free, 0.0)]], weight=0.1, k=1)
+    first, second = advantages(paid, AlgorithmConfig(advantage="turn")).per_turn[0].tolist()
+    assert first == pytest.approx(-0.1, rel=1e-4), "its own price and that of the turn after it"
+    assert second == pytest.approx(-0.05, rel=1e-4), "its own price alone"
+    assert returns_to_go(paid.episodes[0], 1.0) == pytest.approx([1.25 - 0.1, 1.25 - 0.05])
+    assert [own.reward for own in paid.episodes[0].turns] == pytest.approx([0.25 - 0.05, -0.05])
+
+
+def test_given_advantages_are_not_normalized_with_the_batch() -> None:
+    given = group([replace(one, advantage=value) for one, value in zip(EPISODES[:2], (0.5, -0.5), strict=True)])
+    config = AlgorithmConfig(advantage="reinforce_plus_plus")
+    kept, mine = batch_advantages([given, SOME], config)
+    assert [values.tolist() for values in kept.per_turn] == [[0.5, 0.5], [-0.5]]
+    assert not kept.zero_variance
+    [alone] = batch_advantages([SOME], config)
+    np.testing.assert_array_equal(by_token(SOME, mine), by_token(SOME, alone))
+    [only] = batch_advantages([given], config)
+    assert [values.tolist() for values in only.per_turn] == [[0.5, 0.5], [-0.5]]
+
+
+def test_the_sums_of_running_fade_with_each_batch() -> None:
+    assert RunningSquare(100.0, 50.0).followed_by(1.0, 4.0) == RunningSquare(100.0, 53.5)
+
+
+def test_tokens_out_of_the_loss_count_nowhere_in_a_scale() -> None:
+    one = linear([None, None], 1.0)
+    played = group([replace(one, turns=(one.turns[0], replace(one.turns[1], left_out=True))), linear([None], 0.0)])
+    given = GroupAdvantages(per_turn=(np.array([2.0, 100.0]), np.array([-2.0])), zero_variance=False)
+    [found], _ = scaled_advantages([played], [given], "batch", NO_BATCHES)
+    assert [values.tolist() for values in found.per_turn] == [[1.0, 50.0], [-1.0]]
+
+
+def test_values_of_tokens_stand_at_the_sampled_tokens_after_the_context_of_their_turn() -> None:
+    [sample] = episode([turn(None, tokens=2, context=3)], 1.0).branches()
+    assert spread_over_tokens(sample, [np.array([5.0, 6.0])]).tolist() == [0.0, 0.0, 0.0, 5.0, 6.0]

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
+import math
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from agentrl.data.config import TasksConfig
 from agentrl.data.files import read_rows
-from agentrl.data.load import load_training
+from agentrl.data.load import given_tasks, load_training, read_tasks, write_task_files
+from agentrl.data.source import DataRecord, read_records
 from agentrl.errors import ConfigError
 
 ROWS = [{"id": "a", "question": "1, 2?", "answer": "3"}, {"id": "b", "question": 'Tab\tor "quote"?', "answer": "é"}]
@@ -62,6 +67,74 @@ def test_every_kind_of_file_gives_the_same_tasks(tmp_path: Path, name: str) -> N
     file = write_rows(tmp_path / name)
     assert [dict(row.fields) for row in read_rows(file)] == ROWS
     assert [task.id for task in load_training(TasksConfig(path=str(file))).finite] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.json", "t.jsonl.gz", "t.json.gz", "t.csv", "t.tsv"])
+def test_a_byte_order_mark_at_the_start_of_a_file_is_no_text(tmp_path: Path, name: str) -> None:
+    file = write_rows(tmp_path / name)
+    data = file.read_bytes()
+    is_packed = name.endswith(".gz")
+    marked = codecs.BOM_UTF8 + (gzip.decompress(data) if is_packed else data)
+    file.write_bytes(gzip.compress(marked) if is_packed else marked)
+    assert [dict(row.fields) for row in read_rows(file)] == ROWS
+
+
+def test_json_lines_that_were_joined_from_marked_files_are_read(tmp_path: Path) -> None:
+    mark = codecs.BOM_UTF8
+    (tmp_path / "t.jsonl").write_bytes(mark + b'{"a": 1}\n' + mark + b'{"a": 2}\n' + mark)
+    assert [row.fields["a"] for row in read_rows(tmp_path / "t.jsonl")] == [1, 2]
+
+
+LARGE = [2**64, 2**64 + 1, -(2**63) - 1, 2**100, math.factorial(25), 10**400, 3]
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.json", "t.saved.json"])
+def test_integers_of_any_size_are_exact(tmp_path: Path, name: str) -> None:
+    rows = [{"answer": number, "nested": {"list": [number]}} for number in LARGE]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / name).write_text(lines if name.endswith(".jsonl") else json.dumps(rows))
+    assert [dict(row.fields) for row in read_rows(tmp_path / name)] == rows
+    tasks = load_training(TasksConfig(path=str(tmp_path / name))).finite
+    assert [task["answer"] for task in tasks] == LARGE
+    write_task_files(tmp_path, tasks, ())
+    assert [task.data for task in read_tasks(tmp_path / "tasks.jsonl")] == rows
+    assert [record.answer("answer") for record in read_records(str(tmp_path / name))] == list(map(str, LARGE))
+
+
+@pytest.mark.parametrize("number", ["1e400", "1" * 5_000])
+def test_a_number_that_cannot_be_exact_is_an_error_that_names_the_line(tmp_path: Path, number: str) -> None:
+    (tmp_path / "t.jsonl").write_text('{"answer": 1}\n{"answer": ' + number + "}\n")
+    with pytest.raises(ConfigError, match=r"t.jsonl:2: expected a JSON object"):
+        list(read_rows(tmp_path / "t.jsonl"))
+
+
+def test_large_integers_in_fields_of_text_and_in_given_tasks_are_exact(tmp_path: Path) -> None:
+    record = DataRecord({"tests": f"[{2**100}]"}, place="t:1", name="1")
+    assert record.listed("tests") == [2**100]
+    tasks = given_tasks([{"id": "a", "answer": 2**100, "ids": np.arange(3)}], "tasks")
+    write_task_files(tmp_path, tasks, ())
+    assert [task["answer"] for task in read_tasks(tmp_path / "tasks.jsonl")] == [2**100]
+
+
+@pytest.mark.parametrize(
+    ("value", "answer"),
+    [
+        (1e23, "100000000000000000000000"),
+        (5.0, "5"),
+        (-0.0, "0"),
+        (0.1, "0.1"),
+        (Decimal("12345678901234567890.00"), "12345678901234567890"),
+        (Decimal("0.10"), "0.10"),
+    ],
+)
+def test_a_number_as_an_answer_keeps_its_digits(value: object, answer: str) -> None:
+    assert DataRecord({"answer": value}, place="t:1", name="1").answer("answer") == answer
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, True, [1]])
+def test_what_is_no_number_is_no_answer(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"t:1: 'answer': expected text or a"):
+        DataRecord({"answer": value}, place="t:1", name="1").answer("answer")
 
 
 def test_a_folder_and_a_pattern_name_several_files_in_order(tmp_path: Path) -> None:

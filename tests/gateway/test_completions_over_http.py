@@ -91,7 +91,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [5], "best_of": 4}, "best_of must be n"),
     ({"prompt": [5], "max_tokens": 0}, "max_tokens must be"),
     ({"prompt": [5], "max_tokens": 99999}, "over the context"),
-    ({"prompt": [5], "messages": []}, "messages"),
     ({"prompt": [5], "model": "gpt"}, "no model 'gpt'"),
 ]
 

@@ -17,6 +17,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from agentrl.client.backend import Answer, Delta
+from agentrl.gateway.body import CallRefused
 from agentrl.gateway.dialect import Dialect, EventWriter
 from agentrl.gateway.dialects import ChatDialect, MessagesDialect, ResponsesDialect
 from agentrl.gateway.items import ItemStore
@@ -118,7 +119,8 @@ def resent(dialect: Dialect, whole: Json, change: Callable[[Json], Json]) -> Jso
         return {**body, "messages": [*body["messages"], change(whole["choices"][0]["message"])]}
     if dialect.name == "responses":
         return {**body, "input": [*body["input"], *map(change, whole["output"])]}
-    return {**body, "messages": [*body["messages"], {"role": "assistant", "content": [*map(change, whole["content"])]}]}
+    answered = {"role": "assistant", "content": [*map(change, whole["content"])]}
+    return {**body, "messages": [*body["messages"], answered, {"role": "user", "content": "Go on."}]}
 
 
 def as_codex(part: Json) -> Json:
@@ -148,7 +150,8 @@ def test_an_answer_that_a_client_sends_back_means_what_was_recorded(dialect: Dia
         assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == whole["output"]
     if dialect is MESSAGES:
         assert blocks_of(events) == whole["content"]
-    message = read(dialect, resent(dialect, json.loads(json.dumps(whole)), CHANGES[dialect.name])).messages[-1]
+    messages = read(dialect, resent(dialect, json.loads(json.dumps(whole)), CHANGES[dialect.name])).messages
+    message = next(each for each in reversed(messages) if each["role"] == "assistant")
     assert message_key(message).digest == message_key(recorded).digest
     assert (message_key(message).reasoning or "").strip() == (message_key(recorded).reasoning or "").strip()
 
@@ -245,13 +248,13 @@ def test_fields_without_effect_are_named() -> None:
             "output_config": {"effort": "high"},
             "context_management": {},
             "tools": [
-                {"type": "bash_20250124", "name": "bash"},
+                {"type": "web_search_20250305", "name": "web_search"},
                 {"name": "t", "input_schema": {}, "eager_input_streaming": True},
             ],
         },
     )
     assert claude.ignored == (
-        *("context_management", "tools[].bash_20250124", "tools[].eager_input_streaming"),
+        *("context_management", "tools[].eager_input_streaming", "tools[].web_search_20250305"),
         *("output_config.effort", "thinking.budget_tokens"),
     )
     assert [message["content"] for message in claude.messages] == ["a\n\nb", "x", "y"]
@@ -284,3 +287,38 @@ def test_a_response_without_tools_may_ask_for_one_call_at_most_as_a_compaction_o
     for tools in (BODIES["responses"]["tools"], [{"type": "web_search"}]):
         read = RESPONSES.read(json.dumps({**body, "tools": tools}).encode(), None).arguments
         assert ("tools" in read) == ("parallel_tool_calls" in read)
+
+
+def test_tools_that_clients_of_anthropic_run_are_functions_with_their_published_arguments() -> None:
+    tools = [
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 100},
+        {"type": "memory_20250818", "name": "memory"},
+    ]
+    call = read(MESSAGES, {**BODIES["messages"], "tools": tools})
+    functions = {each["function"]["name"]: each["function"]["parameters"] for each in call.arguments["tools"]}
+    assert functions.keys() == {"bash", "str_replace_based_edit_tool", "memory"}
+    assert functions["bash"]["properties"].keys() == {"command", "restart"}
+    editing = functions["str_replace_based_edit_tool"]["properties"]
+    assert editing["command"]["enum"] == ["view", "create", "str_replace", "insert"]
+    assert {"path", "file_text", "old_str", "new_str", "insert_line", "view_range"} <= editing.keys()
+    assert "rename" in functions["memory"]["properties"]["command"]["enum"]
+    assert call.ignored == ("tools[].max_characters",)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "named"),
+    [
+        (MESSAGES, {"tools": [{"type": "computer_20250124", "name": "computer"}]}, "computer_20250124"),
+        (MESSAGES, {"tools": [{"type": "future_20270101", "name": "future"}]}, "future_20270101"),
+        (RESPONSES, {"tools": [{"type": "local_shell"}]}, "local_shell"),
+        (RESPONSES, {"tools": [{"type": "computer_use_preview"}]}, "computer_use_preview"),
+        (RESPONSES, {"tools": [{"type": "apply_patch"}]}, "apply_patch"),
+        (MESSAGES, {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "{"}]}, "prefill"),
+    ],
+)
+def test_what_would_leave_the_agent_without_a_tool_or_its_beginning_is_refused_by_name(
+    dialect: Dialect, body: Json, named: str
+) -> None:
+    with pytest.raises(CallRefused, match=named):
+        read(dialect, {**BODIES[dialect.name], **body})

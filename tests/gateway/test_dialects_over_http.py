@@ -128,6 +128,8 @@ async def test_a_message_is_the_same_whole_and_streamed_and_its_content_goes_bac
         history = [*HI, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [marked]}]
         second = await client.messages.create(messages=history, **arguments)
         counted = await client.messages.count_tokens(model=MODEL, messages=HI, system="Be brief.", tools=[BLOCK_CALC])
+        prefilled: Any = [*HI, {"role": "assistant", "content": "The sum is"}]
+        with_prefill = await client.messages.count_tokens(model=MODEL, messages=prefilled)
     assert [block.type for block in whole.content] == ["thinking", "text", "tool_use"]
     assert (whole.content[0].thinking, whole.content[1].text) == ("I add.", "Let me see.")
     assert whole.content[2].input == {"a": 1.0}
@@ -141,6 +143,7 @@ async def test_a_message_is_the_same_whole_and_streamed_and_its_content_goes_bac
     assert prompts[0] == prompts[1]
     assert counted.input_tokens == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
     assert last.usage.input_tokens + last.usage.cache_read_input_tokens == counted.input_tokens
+    assert with_prefill.input_tokens > 0
 
 
 async def test_a_stop_sequence_a_cut_and_a_hidden_thought_are_told(checkpoint: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from agentrl.client import Door
 from agentrl.client.backend import Answer, AskedCall
+from agentrl.gateway.ignored import MAX_IGNORED
 from agentrl.gateway.sessions.calls import RecentCalls, SharedCall
-from agentrl.gateway.sessions.session import IGNORED_METRIC, MAX_IGNORED
+from agentrl.gateway.sessions.session import IGNORED_METRIC
 from agentrl.servers.scripted.script import Hold, ScriptedReply
 from agentrl.tokens.verify import verify
 from agentrl.types import Speaker, StopReason
@@ -115,7 +116,7 @@ async def test_a_page_of_another_site_and_another_host_are_turned_away():
     assert not policy.calls
 
 
-async def test_a_client_that_disconnects_aborts_its_call_and_nothing_is_recorded():
+async def test_a_client_that_disconnects_aborts_its_call_and_what_it_had_sampled_is_a_turn():
     hold = Hold(at=2)
     client, policy = scripted_client([ScriptedReply(output="never heard", holds=(hold,)), "heard"])
     async with client.served() as door, door_client(door) as remote:
@@ -126,17 +127,19 @@ async def test_a_client_that_disconnects_aborts_its_call_and_nothing_is_recorded
             await until(lambda: policy.aborted)
         completion = await remote.chat.completions.create(model="policy", messages=HI)
     assert completion.choices[0].message.content == "heard"
-    assert len(client.turns) == 1
+    assert [turn.stop_reason for turn in client.episode.turns] == [StopReason.ABORT, StopReason.STOP]
+    assert client.turns[0].message["content"] == "ne"
 
 
-async def test_a_repeated_request_joins_its_open_call_and_a_later_one_is_a_new_sample():
+async def test_a_marked_retry_joins_its_open_call_and_a_later_request_is_a_new_sample():
     hold = Hold()
     client, policy = scripted_client([ScriptedReply(output="one", holds=(hold,)), "two"])
     texts: list[str | None] = []
     async with client.served() as door, door_client(door) as remote:
 
-        async def ask(stream: bool) -> None:
-            arguments: Any = {"model": "policy", "messages": HI, "stream": stream}
+        async def ask(stream: bool, count: str = "0") -> None:
+            headers = {"x-stainless-retry-count": count}
+            arguments: Any = {"model": "policy", "messages": HI, "stream": stream, "extra_headers": headers}
             found = await remote.chat.completions.create(**arguments)
             texts.append("".join([c.choices[0].delta.content or "" async for c in found]) if stream else played(found))
 
@@ -144,8 +147,8 @@ async def test_a_repeated_request_joins_its_open_call_and_a_later_one_is_a_new_s
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(ask, True)
                 await hold.reached.wait()
-                tasks.start_soon(ask, False)
-                tasks.start_soon(ask, True)
+                tasks.start_soon(ask, False, "1")
+                tasks.start_soon(ask, True, "2")
                 await until(lambda: client.episode.metrics.get("gateway.joined_retries") == 2)
                 hold.release.set()
             await ask(False)
@@ -153,13 +156,43 @@ async def test_a_repeated_request_joins_its_open_call_and_a_later_one_is_a_new_s
     assert len(client.turns) == len(policy.calls) == 2
 
 
+@pytest.mark.parametrize(
+    "headers", [{"x-stainless-retry-count": "0"}, {"X-Stainless-Retry-Count": "00"}, {}, {"x-stainless-retry-count": "?"}]
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_equal_calls_in_parallel_that_no_client_marks_as_made_again_are_samples_of_their_own(
+    headers: dict[str, str], stream: bool
+):
+    hold = Hold()
+    client, policy = scripted_client([ScriptedReply(output=each, holds=(hold,)) for each in "abcd"])
+    texts: list[str] = []
+    async with client.served() as door, aiohttp.ClientSession() as http:
+
+        async def ask() -> None:
+            body = {"messages": HI, "stream": stream}
+            async with http.post(f"{door.base_url}/chat/completions", json=body, headers=headers) as response:
+                texts.append(await response.text())
+
+        with anyio.fail_after(DEADLINE_S):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(4):
+                    tasks.start_soon(ask)
+                await until(lambda: len(policy.calls) == 4 or "gateway.joined_retries" in client.episode.metrics)
+                hold.release.set()
+    assert len(client.turns) == 4
+    assert sorted(turn.message["content"] for turn in client.episode.turns) == ["a", "b", "c", "d"]
+    assert len(set(texts)) == 4
+    verify(client.close(StopReason.COMPLETED, 1.0))
+
+
 async def test_an_answer_that_did_not_arrive_is_sent_again_and_a_marked_retry_gets_its_answer_again():
     client, policy = scripted_client(["one", "two"])
     async with client.served() as door, aiohttp.ClientSession() as http:
-        for headers in ({}, {"x-stainless-retry-count": "1"}):
+        for count, expected in (("0", "one"), ("1", "one"), ("0", "two"), ("1", "two")):
+            headers = {"x-stainless-retry-count": count}
             async with http.post(f"{door.base_url}/chat/completions", json={"messages": HI}, headers=headers) as response:
-                assert (await response.json())["choices"][0]["message"]["content"] == "one"
-    assert len(client.turns) == len(policy.calls) == 1
+                assert (await response.json())["choices"][0]["message"]["content"] == expected
+    assert len(client.turns) == len(policy.calls) == 2
 
 
 async def test_a_spent_budget_is_answered_as_a_full_context_and_the_episode_knows_its_limit():
@@ -254,7 +287,7 @@ async def cut(door: Door, hold: Hold | None, received: bytes) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 2, 5, 9])
-async def test_a_stream_that_is_cut_in_its_middle_and_asked_again_is_one_turn(at: int):
+async def test_a_stream_that_is_cut_in_its_middle_and_asked_again_is_a_turn_beside_the_one_that_goes_on(at: int):
     hold = Hold(at=at)
     client, policy = scripted_client([ScriptedReply(output="0123456789", holds=(hold,)), "whole", "thanks"])
     async with client.served() as door, door_client(door) as remote:
@@ -265,8 +298,10 @@ async def test_a_stream_that_is_cut_in_its_middle_and_asked_again_is_one_turn(at
         await remote.chat.completions.create(model="policy", messages=history)
     trajectory = client.close(StopReason.COMPLETED, 1.0)
     assert played(again) == "whole"
-    assert len(trajectory.turns) == 2
-    assert len(trajectory.branches()) == 1
+    cut_off, whole, last = trajectory.turns
+    assert (cut_off.stop_reason, cut_off.message["content"]) == (StopReason.ABORT, "0123456789"[:at])
+    assert (last.parent, last.fork, whole.context_ids.tolist()) == (1, None, cut_off.context_ids.tolist())
+    assert len(trajectory.branches()) == 2
     verify(trajectory)
 
 
@@ -314,13 +349,16 @@ async def test_an_answer_that_reached_nobody_is_sent_again_and_one_that_arrived_
     call = SharedCall(client.backend, AskedCall(HI, {}, Speaker(), None), stream=True, on_answer=kept.append)
     recent = RecentCalls()
     recent.add(b"body", call)
-    assert recent.repeated(b"body", is_retry=False) is call
+    assert [recent.repeated(b"body", is_retry=mark) for mark in (True, None, False)] == [call, None, None]
     await call.run()
-    assert recent.repeated(b"body", is_retry=False) is call
+    assert [recent.repeated(b"body", is_retry=mark) for mark in (True, None, False)] == [call, call, None]
     with call.followed() as pieces:
+        assert recent.repeated(b"body", is_retry=None) is None, "somebody is about to get it"
         assert [piece async for piece in pieces][-1] is kept[0]
+    assert recent.awaited(b"body") is call
     call.is_delivered = True
-    assert recent.repeated(b"body", is_retry=False) is None
+    assert recent.awaited(b"body") is None
+    assert recent.repeated(b"body", is_retry=None) is None
     assert recent.repeated(b"body", is_retry=True) is call
     assert recent.repeated(b"other", is_retry=True) is None
 
@@ -411,3 +449,18 @@ async def test_a_client_cannot_fill_the_metrics_of_an_episode_with_names_of_its_
     assert len(ignored) == MAX_IGNORED + 1
     assert max(map(len, ignored)) < 150
     assert ignored[IGNORED_METRIC + "other"] == 1000 - MAX_IGNORED
+
+
+async def test_tokens_of_a_message_with_the_beginning_of_its_answer_are_counted_though_the_call_is_refused():
+    client, policy = scripted_client(["a"])
+    prefilled = {"messages": [*HI, {"role": "assistant", "content": "The sum of the two is"}]}
+    async with client.served() as door, aiohttp.ClientSession() as http:
+        counts: list[int] = []
+        for body in ({"messages": HI}, prefilled):
+            async with http.post(f"{door.url}/v1/messages/count_tokens", json=body) as response:
+                assert response.status == 200, await response.text()
+                counts.append((await response.json())["input_tokens"])
+        async with http.post(f"{door.url}/v1/messages", json={**prefilled, "max_tokens": 9}) as response:
+            assert response.status == 400
+    assert counts[1] > counts[0]
+    assert not policy.calls

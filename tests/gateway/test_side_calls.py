@@ -133,6 +133,42 @@ async def test_a_side_call_is_found_by_its_role_and_by_its_prompt():
     ]
 
 
+ROLES: Any = {"critic": {"prompts": ["You find mistakes"]}, "subagent": {"prompts": ["You search", "You are a worker"]}}
+
+
+def of_agent(dialect: str, system: str) -> tuple[str, dict[str, Any]]:
+    """Return the route and the body of a call by an agent that its system prompt alone tells from others."""
+    if dialect == "chat":
+        return "chat/completions", {"messages": [{"role": "system", "content": system}, *user("Go.")]}
+    if dialect == "responses":
+        return "responses", {"instructions": system, "input": "Go."}
+    return "messages", {"max_tokens": 9, "system": [{"type": "text", "text": system}], "messages": user("Go.")}
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
+async def test_a_rule_gives_the_agents_of_a_program_without_marks_their_roles(dialect: str):
+    settings = DoorSettings(roles=ROLES, branches=("subagent",), side_calls=SideCalls(roles=("critic",)))
+    client, _ = scripted_client(["one", "two", "three", "four"])
+    async with client.served(settings) as door, aiohttp.ClientSession() as http:
+        for system, headers in (
+            ("You plan. Never say: You find faults.", {}),
+            ("You are a worker of the planner.", {}),
+            ("You find mistakes of others.", {}),
+            ("You search files.", {"x-agentrl-role": "named"}),
+        ):
+            route, body = of_agent(dialect, system)
+            async with http.post(f"{door.base_url}/{route}", json=body, headers=headers) as response:
+                assert response.status == 200, await response.text()
+    found = [(turn.role, turn.branch, turn.left_out) for turn in client.episode.turns]
+    assert found == [("", (), False), ("subagent", (0,), False), ("critic", (), True), ("named", (), False)]
+
+
+@pytest.mark.parametrize("rule", [{"prompts": []}, {}, {"prompts": ["x"], "models": ["y"]}])
+def test_a_rule_of_a_role_that_finds_no_call_is_refused(rule: dict[str, Any]):
+    with pytest.raises(ValidationError, match="subagent"):
+        DoorSettings(roles={"subagent": rule})
+
+
 def titles(url: str) -> DoorSettings:
     return DoorSettings(side_calls=SideCalls(models=("small",), answer=OtherModel(base_url=url, model="other-model")))
 

@@ -152,10 +152,9 @@ async def test_equal_first_requests_at_once_are_two_users_and_a_marked_retry_is_
 
 
 async def test_a_client_beyond_its_limits_is_told_when_to_call_again(tmp_path: Path, renderer: Renderer) -> None:
-    async with online_run(tmp_path / "run", renderer, requests_per_minute=2, max_conversations=1) as run:
+    async with online_run(tmp_path / "run", renderer, requests_per_minute=2) as run:
         await run.chat("Hello.")
-        status, body, headers = await run.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi."}]})
-        assert (status, headers["Retry-After"], "conversations are open" in str(body)) == (503, "30", True)
+        await run.chat("Hi.")
         status, body, headers = await run.post("/v1/messages", {})
         assert (status, body["type"], body["error"]["type"]) == (429, "error", "rate_limit_error")
         assert 1 <= int(headers["Retry-After"]) <= 60
@@ -244,3 +243,39 @@ async def test_a_feedback_counts_whole_or_not_at_all(tmp_path: Path, renderer: R
         assert (await run.feedback(True, response_id=answer["id"]))[0] == 409
         [stored] = [path for path in (tmp_path / "run" / "online").glob("*.jsonl") if path.name != "taken.jsonl"]
         assert b'"reward":1.0' in stored.read_bytes()
+
+
+async def test_an_unused_conversation_gives_way_and_no_key_shuts_another_one_out(tmp_path: Path, renderer: Renderer) -> None:
+    run_dir = tmp_path / "run"
+    async with online_run(run_dir, renderer, max_conversations=4) as run:
+        names = [(await run.chat(f"Hello {number}."))[1] for number in range(4)]
+        answer, _ = await run.chat("Hello 0.", "good", "And?")
+        assert (await run.feedback(0.5, response_id=answer["id"]))[0] == 200
+        await run.chat("Hi.", key="app")  # the oldest one without feedback of the key that holds most gives way
+        await run.chat("Hi again.", key="app")
+        await run.chat("Hello 5.")  # at its share, a key's own gives way
+        open_ones = [(each.client, each.name) for each in run.traffic.conversations]
+        assert [client for client, _ in open_ones].count("app") == 2
+        assert ("web", names[0]) in open_ones, "it has feedback"
+        assert not {names[1], names[2], names[3]} & {name for _, name in open_ones}
+        found, body = await run.feedback(1.0, conversation_id=names[1])
+        assert (found, "has ended" in body["error"]["message"]) == (409, True)
+    assert run.report is not None
+    assert dict(run.report.dropped_groups)["crowded_out"] == 3
+
+
+async def test_a_server_whose_conversations_are_all_busy_says_so(tmp_path: Path, renderer: Renderer) -> None:
+    hold = Hold()
+
+    def script(call: ScriptedCall) -> ScriptedReply:
+        return ScriptedReply(output="good", holds=(hold,))
+
+    async with (
+        online_run(tmp_path / "run", renderer, script=script, max_conversations=1) as run,
+        anyio.create_task_group() as users,
+    ):
+        users.start_soon(run.chat, "Hello.")
+        await hold.reached.wait()
+        status, body, headers = await run.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi."}]})
+        assert (status, headers["Retry-After"], "conversations are open" in str(body)) == (503, "30", True)
+        hold.release.set()

@@ -23,7 +23,7 @@ pytest.importorskip("math_verify", reason="the extra agentrl[math]")
 pytestmark = pytest.mark.external  # thousands of comparisons, about a minute
 
 TABLE = Path(__file__).with_name("math_table.jsonl")
-MAX_FALSE_NEGATIVES = 0.04
+MAX_FALSE_NEGATIVES = 0.03
 MAX_REASONS = 5
 NO_SIGN = re.compile(
     r"[=<>,%]|\\(?:le|ge|lt|gt|ne|in|cup|pm|text|mathrm|begin|\{)(?![a-z])|^\$?0\$?$|[a-z]{2}", re.IGNORECASE
@@ -86,7 +86,7 @@ def perturbed(row: Row) -> Iterator[str]:
         yield rf"{answer} \approx {answer}977"
 
 
-async def test_the_tables_of_others_have_no_false_positive_and_at_most_four_percent_false_negatives() -> None:
+async def test_the_tables_of_others_have_no_false_positive_and_at_most_three_percent_false_negatives() -> None:
     table = rows()
     verdicts = await accepted([(row.response, row.reference) for row in table])
     wrong = [row for row, verdict in zip(table, verdicts, strict=True) if verdict is not row.equal]

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from agentrl.client import SamplingConfig
 from agentrl.gateway import Gateway
+from agentrl.gateway.event_stream import KEEP_ALIVE_S
 from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
 from agentrl.servers.engine import InferenceEngine
 from agentrl.servers.scripted.engine import ScriptedEngine
@@ -55,9 +56,16 @@ async def served(
     api_key: str | None = None,
     max_calls: int = 1024,
     sampling: SamplingConfig | None = None,
+    keep_alive_s: float = KEEP_ALIVE_S,
 ) -> AsyncGenerator[Served]:
     """Serve `engine` with the OpenAI API for the model in `checkpoint`; needs the asyncio event loop."""
-    gateway = Gateway(Renderer.load(checkpoint), model=MODEL, sampling=sampling or SamplingConfig(), max_calls=max_calls)
+    gateway = Gateway(
+        Renderer.load(checkpoint),
+        model=MODEL,
+        sampling=sampling or SamplingConfig(),
+        max_calls=max_calls,
+        keep_alive_s=keep_alive_s,
+    )
     async with (
         serving(engine, api_key=api_key, add_routes=gateway.add_to) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key or "none", max_retries=0) as client,

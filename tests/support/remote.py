@@ -62,6 +62,13 @@ class Acts(RolloutWorkflow):
         match task["act"]:
             case "wait":
                 await anyio.sleep_forever()
+            case "leave":
+                async with await client.chat.completions.create(
+                    messages=[{"role": "user", "content": "More."}], stream=True
+                ) as stream:
+                    async for chunk in stream:
+                        if chunk.choices[0].delta.content:
+                            break
             case "die":  # after another call, whose answer shows that the driver has the first turn
                 await client.chat.completions.create(messages=[{"role": "user", "content": "Hello."}])
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -531,7 +531,7 @@ def test_requests_that_cannot_be_rendered_are_token_errors(player: Player, rende
         player.graph.prepare([])
     with pytest.raises(TokenError, match="expected JSON schemas"):
         player.graph.prepare([user("x")], [{"function": object()}])
-    with pytest.raises(TokenError, match="does not show tools"):
+    with pytest.raises(TokenError, match="has no tools"):
         TokenGraph(renderer_of("deepseek_r1"), episode_id="e").prepare([user("x")], TOOLS)
 
 

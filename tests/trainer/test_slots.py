@@ -179,8 +179,9 @@ def test_a_gradient_that_is_nan_although_the_loss_is_finite_names_the_functions_
     assert torch.equal(weights_of(trainer), before)
 
 
-def test_an_entropy_term_trains_tokens_without_an_advantage(checkpoint: Path) -> None:
-    batch = without_advantages(random_batch())
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_an_entropy_term_trains_tokens_without_an_advantage(checkpoint: Path, temperature: float) -> None:
+    batch = without_advantages(random_batch(temperature=temperature))
     trainer = trainer_of(checkpoint, {"terms": [{"entropy": 0.5}]})
     report = trainer.step(batch)
 
@@ -188,7 +189,7 @@ def test_an_entropy_term_trains_tokens_without_an_advantage(checkpoint: Path) ->
     entropies: list[torch.Tensor] = []
     for item in batch.samples:
         ids = torch.tensor(item.sample.token_ids.astype(np.int64))
-        every = torch.log_softmax(plain(input_ids=ids[None], use_cache=False).logits[0, :-1], -1)
+        every = torch.log_softmax(plain(input_ids=ids[None], use_cache=False).logits[0, :-1] / temperature, -1)
         entropies.append(-(every.exp() * every).sum(-1)[torch.from_numpy(item.sample.loss_mask[1:])])
     loss = -0.5 * torch.cat(entropies).mean()
     loss.backward()
@@ -213,6 +214,12 @@ def test_several_passes_clip_around_the_weights_before_the_first(checkpoint: Pat
         sample = batch.samples[at].sample
         expected = full_logprobs(plain, sample)[torch.from_numpy(sample.loss_mask[1:])].detach().numpy()
         np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_second_pass_is_centred_on_the_weights_before_the_first(checkpoint: Path) -> None:
+    once, twice = (trainer_of(checkpoint, {}, epochs=epochs, lr=1e-2).step(random_batch()).metrics for epochs in (1, 2))
+    assert once["ratio_max"] == 1.0, "the only step of one pass is taken where its centre is"
+    assert twice["ratio_max"] > 1.001
 
 
 def test_a_center_without_a_forward_pass_needs_none(checkpoint: Path) -> None:

@@ -111,9 +111,11 @@ def _chain(part: PlayerPart, index: int) -> list[int]:
 
 def _earned(part: PlayerPart, chain: Sequence[int]) -> list[float]:
     """Return what each turn of `chain` earns: the rewards of related turns that were set until the next one was sent."""
-    credited = part.related[chain[0]] & (part.rewarded_at > part.sent_at[chain[0]])
+    credited = part.related[chain[0], part.earners] & (part.rewarded_at > part.sent_at[chain[0]])
     at = np.searchsorted(part.sent_at[chain], part.rewarded_at[credited]) - 1
-    earned = np.bincount(at, weights=part.rewards[credited], minlength=len(chain))
+    # Not np.bincount: of no rewards at all it gives integers, which drop the fraction of the final one.
+    earned = np.zeros(len(chain), np.float64)
+    np.add.at(earned, at, part.rewards[credited])
     earned[-1] += part.final
     return earned.tolist()
 

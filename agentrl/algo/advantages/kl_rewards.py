@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from agentrl.algo.advantages.players import Float64Array
+from agentrl.algo.advantages.prices import priced
 from agentrl.types import Float32Array, Group, Trajectory, Turn
 
 MAX_EXPONENT = 20.0
@@ -48,10 +49,7 @@ def with_kl_rewards(
     def paid(turn: Turn, logprobs: Float32Array) -> Turn:
         if not turn.in_loss:
             return turn
-        price = weight * float(kl_estimate(turn.output_logprobs, logprobs, k).sum())
-        # Before anything that was sent later: the next event of the episode has this number at the earliest.
-        moment = turn.sent_at + 1 if turn.rewarded_at is None else turn.rewarded_at
-        return replace(turn, reward=(turn.reward or 0.0) - price, rewarded_at=moment)
+        return priced(turn, weight * float(kl_estimate(turn.output_logprobs, logprobs, k).sum()))
 
     def paid_episode(episode: Trajectory, own: Sequence[Float32Array]) -> Trajectory:
         return replace(episode, turns=tuple(paid(turn, each) for turn, each in zip(episode.turns, own, strict=True)))

@@ -88,11 +88,11 @@ def _energy(part: PlayerPart, episode: Trajectory) -> Float64Array:
 
 
 def _part_returns_to_go(part: PlayerPart, discount: float) -> Float64Array:
-    to_go = np.empty(len(part.rewards), np.float64)
+    to_go = np.empty(len(part.at), np.float64)
     for index, sent_at in enumerate(part.sent_at.tolist()):
         related = part.related[index]
         later = np.sort(part.sent_at[related & (part.sent_at > sent_at)])
-        credited = related & (part.rewarded_at > sent_at)
+        credited = related[part.earners] & (part.rewarded_at > sent_at)
         exponents = np.searchsorted(later, part.rewarded_at[credited])
         to_go[index] = discount**exponents @ part.rewards[credited] + discount ** len(later) * part.final
     return to_go

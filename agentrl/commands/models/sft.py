@@ -49,7 +49,10 @@ def warm_start(run: RunConfig, output: Path) -> None:
     check_writable(output, str(output))
     if output.exists():
         raise ConfigError(f"{output} exists; name a directory that does not, or remove it")
-    renderer = Renderer.load(run.model.directory, template_options=run.sampling.template_options)
+    sampling = run.sampling
+    renderer = Renderer.load(
+        run.model.directory, template_options=sampling.template_options, tool_format=sampling.tool_format
+    )
     report = run_sft_with_progress(run.model.directory, output, run.sft, encode_conversations(run.sft.data, renderer))
     print(
         f"{report.steps} steps on {report.tokens} tokens in {report.seconds:.0f} s, "
@@ -73,7 +76,7 @@ def encode_conversations(path: str | Path, renderer: Renderer) -> list[EncodedEx
         mask = encoded.assistant_mask
         if not mask.any() or mask[0]:
             raise ConfigError(
-                f"{row.place}: expected an assistant message after at least one other message; fix or remove the line"
+                f"{row.place}: expected an assistant message, with at least one token before it; fix or remove the line"
             )
         conversations.append(encoded)
     if not conversations:

@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import orjson
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from agentrl.client.backend import Answer, Delta
+from agentrl.servers.http.errors import json_bytes
 from agentrl.tokens.messages import ToolCallFields, calls_of, text_of
 from agentrl.types import StopReason
 
@@ -70,7 +70,7 @@ def _native_counts(native: ChatCompletion) -> Counts:
 
 def argument_text(call: ToolCallFields) -> str:
     """Return the arguments of a call as text."""
-    return call.arguments if isinstance(call.arguments, str) else orjson.dumps(call.arguments).decode()
+    return call.arguments if isinstance(call.arguments, str) else json_bytes(call.arguments).decode()
 
 
 def call_id(answer: Answer, index: int, call: ToolCallFields) -> str:
@@ -96,7 +96,7 @@ def frame(value: Mapping[str, object], event: str | None = None) -> bytes:
         b'event: ping\ndata: {"type":"ping"}\n\n'
     """
     named = b"" if event is None else b"event: " + event.encode() + b"\n"
-    return named + b"data: " + orjson.dumps(value) + b"\n\n"
+    return named + b"data: " + json_bytes(value) + b"\n\n"
 
 
 def created_now() -> int:

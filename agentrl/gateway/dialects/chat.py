@@ -11,18 +11,18 @@ from typing import Final, cast
 from agentrl.client.arguments import EXTRA_NAMES, CreateArguments
 from agentrl.client.backend import Answer, Delta
 from agentrl.client.completion import ChunkWriter, completion
-from agentrl.gateway.body import CallRefused
+from agentrl.gateway.body import UNASKED, CallRefused
 from agentrl.gateway.dialect import Caller, DialectCall
 from agentrl.gateway.dialects.answers import frame
 from agentrl.gateway.dialects.callers import chat_caller
-from agentrl.gateway.fields import Fields, check_tools, read_object
+from agentrl.gateway.event_stream import COMMENT
+from agentrl.gateway.fields import Fields, check_tools, omitted_text, read_object
 from agentrl.gateway.items import ItemStore
 from agentrl.servers.http.errors import openai_error
 from agentrl.types import Message
 
-_IGNORED: Final = frozenset({"reasoning_effort", "verbosity"})
 _OF_CLIENTS: Final = frozenset({"timeout", "extra_body", "extra_headers", "extra_query", "model"})
-_ARGUMENTS: Final = frozenset(CreateArguments.__annotations__) - _OF_CLIENTS - _IGNORED
+_ARGUMENTS: Final = frozenset(CreateArguments.__annotations__) - _OF_CLIENTS - UNASKED
 
 
 class ChatDialect:
@@ -30,11 +30,13 @@ class ChatDialect:
 
     name = "chat"
 
-    def read(self, body: bytes, store: ItemStore | None) -> DialectCall:
+    def read(self, body: bytes, store: ItemStore | None, *, omit_media: bool = False) -> DialectCall:
         """Return a body as a call; the client checks arguments, and refuses those that nothing honours."""
         sent = read_object(body)
         fields = Fields(sent)
-        messages = fields.need("messages", list)
+        messages, omitted = fields.need("messages", list), set[str]()
+        if omit_media:
+            messages = [_without_media(each, omitted) for each in cast("list[object]", messages)]
         check_tools(fields.read("tools", list) or [])
         model, stream = fields.read("model", str), fields.read("stream", bool) or False
         fields.skip(_ARGUMENTS | EXTRA_NAMES)
@@ -51,7 +53,7 @@ class ChatDialect:
             messages=cast("list[Message]", messages),
             arguments=arguments,
             stream=stream,
-            ignored=fields.unread,
+            ignored=(*fields.unread, *sorted(omitted)),
             body=sent,
         )
 
@@ -102,6 +104,10 @@ class ChatEvents:
         self._chunks.write_end(answer)
         return [*self._frames(), b"data: [DONE]\n\n"]
 
+    def sign(self) -> bytes:
+        """Return a comment."""
+        return COMMENT
+
     def fail(self, message: str, *, status: int, code: str | None = None) -> Sequence[bytes]:
         """Return an event with the error."""
         return [frame(openai_error(message, status=status, code=code))]
@@ -109,6 +115,21 @@ class ChatEvents:
     def _frames(self) -> list[bytes]:
         chunks = [chunk.model_dump(mode="json", exclude_unset=True) for chunk in self._chunks.take()]
         return [frame(_without_ids(chunk, self._call)) for chunk in chunks]
+
+
+def _without_media(message: object, omitted: set[str]) -> object:
+    """Return a message with a text in the place of each image and file; their types are added to `omitted`."""
+    content = cast("Mapping[str, object]", message).get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list):
+        return message
+    parts = list(cast("list[object]", content))
+    for at, part in enumerate(parts):
+        kind = cast("Mapping[str, object]", part).get("type") if isinstance(part, Mapping) else None
+        text = omitted_text(kind) if isinstance(kind, str) else None
+        if text is not None:
+            omitted.add(f"messages[].{kind}")
+            parts[at] = {"type": "text", "text": text}
+    return {**cast("Mapping[str, object]", message), "content": parts}
 
 
 def _without_ids(fields: dict[str, object], call: DialectCall) -> dict[str, object]:

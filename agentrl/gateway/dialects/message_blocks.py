@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Final, cast
 
 from agentrl.gateway.body import CallRefused
-from agentrl.gateway.fields import Fields, argument_json, check_tools, function_tool, refused_image, tool_call
+from agentrl.gateway.dialects.client_tools import client_tool, is_run_by_provider
+from agentrl.gateway.fields import Fields, argument_json, check_tools, function_tool, text_in_place, tool_call
 from agentrl.types import Message
 
 _ROLES: Final = ("user", "assistant", "system")
@@ -20,9 +21,10 @@ UNPARSED: Final = "__unparsedToolInput"
 
 
 class BlockReader:
-    """Reads messages."""
+    """Reads messages; with `omit_media` a text takes the place of each image and file."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, omit_media: bool = False) -> None:
+        self._omit_media = omit_media
         self.messages: list[Message] = []
         self.ignored: set[str] = set()
 
@@ -127,7 +129,9 @@ class BlockReader:
             block.skip((*_SILENT, "citations"))
             self._count(kind, block)
             return text
-        raise refused_image(block.place("type").removesuffix(".type"), kind)
+        text = text_in_place(block.place("type").removesuffix(".type"), kind, omit_media=self._omit_media)
+        self.ignored.add(f"messages[].{kind}")
+        return text
 
     def _count(self, kind: str, block: Fields) -> None:
         self.ignored.update(f"{kind}.{each.rsplit('.', 1)[-1]}" for each in block.unread)
@@ -144,24 +148,31 @@ def _argument_text(given: object) -> str:
 
 
 def tools_of_blocks(given: list[object]) -> tuple[list[dict[str, object]], set[str]]:
-    """Return tools as functions, and the kinds of those that only Anthropic's servers or clients know, which are ignored.
+    """Return tools as functions, and the kinds of those that a provider's servers run, which are ignored.
 
     Raises:
-        CallRefused: a tool is wrong, two have one name, or there are too many.
+        CallRefused: a tool is wrong, two have one name, there are too many, or a client would run one that is unknown here.
     """
     check_tools(given)
     tools, ignored, names = list[dict[str, object]](), set[str](), set[str]()
     for index, tool in enumerate(given):
         fields = Fields(tool, f"tools[{index}]")
         kind = fields.read("type", str) or "custom"
-        if kind != "custom":
+        published = client_tool(kind)
+        if kind != "custom" and published is None:
+            if not is_run_by_provider(kind):
+                raise CallRefused(
+                    f"{fields.place('type')}: a tool of type {kind!r:.80} is run by its client and has no schema here; "
+                    "send it as a tool with an input_schema, or leave it out"
+                )
             ignored.add(f"tools[].{kind}"[:80])
             continue
         name = fields.need("name", str)
         if name in names:
             raise CallRefused(f"{fields.place('name')}: two tools are named {name!r:.80}; give each a name of its own")
         names.add(name)
-        tools.append(function_tool(name, fields.read("description", str), fields.read("input_schema", dict)))
+        described, schema = published or (fields.read("description", str), fields.read("input_schema", dict))
+        tools.append(function_tool(name, described, schema))
         fields.skip(_SILENT)
         ignored.update(f"tools[].{each.rsplit('.', 1)[-1]}" for each in fields.unread)
     return tools, ignored

@@ -18,7 +18,7 @@ from agentrl.gateway.dialect import Caller, DialectCall
 from agentrl.gateway.dialects.answers import Counts, Said, argument_text, call_id, frame, said
 from agentrl.gateway.dialects.callers import messages_caller
 from agentrl.gateway.dialects.message_blocks import UNPARSED, BlockReader, choice_arguments, tools_of_blocks
-from agentrl.gateway.fields import Fields, read_object
+from agentrl.gateway.fields import MAX_NESTING, Fields, argument_json, is_nested_deeper, read_object
 from agentrl.gateway.items import ItemStore
 from agentrl.tokens.parse import parse_json
 
@@ -33,27 +33,40 @@ _ERROR_TYPES: Final = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
+_INPUT_LEVELS: Final = MAX_NESTING - 5
+"""Deepest nesting of an input, which comes back five levels below the top of a body."""
 NO_THREADS: Final = "thread_unsupported_request"
 """The code after which clients send whole histories."""
 
 
 class MessagesDialect:
-    """`POST /v1/messages`, and `/v1/messages/count_tokens` with the same body."""
+    """`POST /v1/messages`, and `/v1/messages/count_tokens` with the same body.
+
+    With `takes_prefill` a body may end with the beginning of its answer, which counts tokens and is never continued.
+    """
 
     name = "messages"
 
-    def read(self, body: bytes, store: ItemStore | None) -> DialectCall:
+    def __init__(self, *, takes_prefill: bool = False) -> None:
+        self._takes_prefill = takes_prefill
+
+    def read(self, body: bytes, store: ItemStore | None, *, omit_media: bool = False) -> DialectCall:
         """Return a body as a call."""
         sent = read_object(body)
         fields = Fields(sent)
         if fields.any("thread") is not None:
             raise CallRefused("thread is not served: histories are not kept here; send all messages", code=NO_THREADS)
         fields.skip(_SILENT)
-        reader = BlockReader()
+        reader = BlockReader(omit_media=omit_media)
         reader.read_system(fields.any("system"))
         messages = reader.read(cast("list[object]", fields.need("messages", list)))
         if not messages:
             raise CallRefused("messages is empty; send at least one")
+        if messages[-1]["role"] == "assistant" and not self._takes_prefill:
+            raise CallRefused(
+                "messages ends with the assistant: a given beginning of the answer (prefill) is not continued here; "
+                "end with a message of the user"
+            )
         arguments, ignored = _message_arguments(fields)
         return DialectCall(
             model=fields.read("model", str),
@@ -178,10 +191,21 @@ def _answer_blocks(call: DialectCall, answer: Answer, parts: Said) -> list[dict[
     for index, each in enumerate(parts.calls):
         arguments = argument_text(each)
         value = parse_json(arguments)
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) or not _comes_back(cast("object", value)):
             value = {UNPARSED: {"raw": arguments, "len": len(arguments)}}
         blocks.append({"type": "tool_use", "id": call_id(answer, index, each), "name": each.name, "input": value})
     return blocks
+
+
+def _comes_back(value: object) -> bool:
+    """Return whether an input can be sent back: a body holds no half of a surrogate pair and is not nested too deeply."""
+    if is_nested_deeper(value, _INPUT_LEVELS):
+        return False
+    try:
+        argument_json(value).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _stop_fields(call: DialectCall, answer: Answer, parts: Said) -> dict[str, object]:
@@ -246,6 +270,10 @@ class MessageEvents:
             "message_delta", delta=_stop_fields(self._call, answer, parts), usage=_block_usage(parts.counts)
         )
         return [*frames, end, _message_event("message_stop")]
+
+    def sign(self) -> bytes:
+        """Return a ping."""
+        return _message_event("ping")
 
     def fail(self, message: str, *, status: int, code: str | None = None) -> Sequence[bytes]:
         """Return the event of an error."""

@@ -22,6 +22,7 @@ from agentrl.gateway.dialects.response_output import (
     text_logprobs,
     wants_summary,
 )
+from agentrl.gateway.event_stream import COMMENT
 
 
 class ResponseEvents:
@@ -69,6 +70,10 @@ class ResponseEvents:
                 frames += self._call_events(item)
         response = ended(self._body, answer, self._items)
         return [*frames, self._event(f"response.{response['status']}", response=response)]
+
+    def sign(self) -> bytes:
+        """Return a comment."""
+        return COMMENT
 
     def fail(self, message: str, *, status: int, code: str | None = None) -> Sequence[bytes]:
         """Return the event of a response that has failed."""

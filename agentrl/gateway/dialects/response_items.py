@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from agentrl.gateway.body import CallRefused
 from agentrl.gateway.dialects.response_tools import custom_arguments, prompt_name
-from agentrl.gateway.fields import Fields, argument_json, refused_image, tool_call
+from agentrl.gateway.fields import Fields, argument_json, text_in_place, tool_call
 from agentrl.gateway.items import ItemStore
 from agentrl.types import Message
 
@@ -78,9 +78,10 @@ def _item_named(item: Mapping[str, object], index: int, store: ItemStore | None)
 
 
 class ItemReader:
-    """Reads items into messages."""
+    """Reads items into messages; with `omit_media` a text takes the place of each image and file."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, omit_media: bool = False) -> None:
+        self._omit_media = omit_media
         self.messages: list[Message] = []
         self.ignored: set[str] = set()
         self._open: dict[str, object] = {}
@@ -120,7 +121,7 @@ class ItemReader:
         if role not in _ROLES:
             raise CallRefused(f"{item.place('role')} must be one of {', '.join(_ROLES)}, got {role!r:.80}")
         between = "" if role == "assistant" else BETWEEN_PARTS
-        text = read_text(item.any("content"), item.place("content"), self.ignored, between=between)
+        text = self._text(item, "content", between=between)
         if role != "assistant":
             self._close()
             self.messages.append({"role": role, "content": text})
@@ -138,7 +139,7 @@ class ItemReader:
         for name in ("content", "summary"):
             parts = item.any(name)
             if not text and parts:
-                text = read_text(parts, item.place(name), self.ignored)
+                text = self._text(item, name)
         if text:
             self._open["reasoning_content"] = text
         elif encrypted:
@@ -161,7 +162,7 @@ class ItemReader:
 
     def _output(self, item: Fields) -> None:
         self._close()
-        content = read_text(item.any("output"), item.place("output"), self.ignored)
+        content = self._text(item, "output")
         self.messages.append({"role": "tool", "tool_call_id": item.need("call_id", str), "content": content})
         item.skip(("name",))
 
@@ -172,30 +173,32 @@ class ItemReader:
             self.messages.append({"role": "assistant", **self._open, "content": content})
             self._open = {}
 
+    def _text(self, item: Fields, name: str, *, between: str = BETWEEN_PARTS) -> str:
+        """Return content, text or a list of parts, as text.
 
-def read_text(content: object, where: str, ignored: set[str], *, between: str = BETWEEN_PARTS) -> str:
-    """Return content, text or a list of parts, as text.
+        Raises:
+            CallRefused: a part is no text, such as an image.
+        """
+        content, where = item.any(name), item.place(name)
+        if content is None or isinstance(content, str):
+            return content or ""
+        if not isinstance(content, list):
+            raise CallRefused(f"{where} must be text or a list of parts, got {type(content).__name__} {content!r:.80}")
+        texts: list[str] = []
+        for index, part in enumerate(cast("list[object]", content)):
+            texts.append(part if isinstance(part, str) else self._part_text(Fields(part, f"{where}[{index}]")))
+        return between.join(texts)
 
-    Raises:
-        CallRefused: a part is no text, such as an image.
-    """
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise CallRefused(f"{where} must be text or a list of parts, got {type(content).__name__} {content!r:.80}")
-    texts: list[str] = []
-    for index, part in enumerate(cast("list[object]", content)):
-        if isinstance(part, str):
-            texts.append(part)
-            continue
-        fields = Fields(part, f"{where}[{index}]")
-        kind = fields.read("type", str) or "text"
+    def _part_text(self, part: Fields) -> str:
+        kind = part.read("type", str) or "text"
         if kind == "refusal":
-            texts.append(fields.need("refusal", str))
+            text = part.need("refusal", str)
         elif kind in _TEXTS:
-            texts.append(fields.need("text", str))
-            fields.skip(("annotations", "logprobs", "prompt_cache_breakpoint"))
+            text = part.need("text", str)
+            part.skip(("annotations", "logprobs", "prompt_cache_breakpoint"))
         else:
-            raise refused_image(f"{where}[{index}]", kind)
-        ignored.update(f"input[].{kind}.{each.rsplit('.', 1)[-1]}" for each in fields.unread)
-    return between.join(texts)
+            text = text_in_place(part.place("type").removesuffix(".type"), kind, omit_media=self._omit_media)
+            self.ignored.add(f"input[].{kind}")
+            return text
+        self.ignored.update(f"input[].{kind}.{each.rsplit('.', 1)[-1]}" for each in part.unread)
+        return text

@@ -14,6 +14,8 @@ from agentrl.tokens.parse import parse_json
 
 CUSTOM_ARGUMENT: Final = "input"
 """The one argument of a custom tool."""
+_OF_PROVIDERS: Final = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search")
+"""The beginnings of the types of tools that the provider's servers run."""
 _JOINT: Final = "__"
 
 
@@ -49,7 +51,7 @@ def read_tools(sent: object) -> Tools:
     """Return the tools of a body; those that a provider runs, such as `web_search`, are ignored by name.
 
     Raises:
-        CallRefused: a tool is wrong, two have one name, or there are too many.
+        CallRefused: a tool is wrong or of a type that its client would run, two have one name, or there are too many.
     """
     if sent is None:
         return Tools([], {}, ())
@@ -83,8 +85,13 @@ class _ToolReader:
             check_tools(nested)
             for index, each in enumerate(nested):
                 self.add(Fields(each, f"{tool.place('tools')}[{index}]"), name)
-        else:
+        elif kind.startswith(_OF_PROVIDERS):
             self.ignored.add(f"tools[].{kind}"[:80])
+        else:
+            raise CallRefused(
+                f"{tool.place('type')}: a tool of type {kind!r:.80} is not served: its client would run it, and the policy "
+                "knows functions and custom tools; send it as one of these, or leave it out"
+            )
 
     def _add(self, tool: Fields, name: ToolName, parameters: Mapping[str, object] | None) -> None:
         shown = prompt_name(name.name, name.namespace)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, cast
 
-import orjson
-
 from agentrl.client.backend import Answer
 from agentrl.gateway.body import CallRefused
 from agentrl.gateway.dialect import Caller, DialectCall
@@ -21,7 +19,7 @@ from agentrl.gateway.dialects.response_output import ended, output_items, respon
 from agentrl.gateway.dialects.response_tools import read_tool_choice, read_tools
 from agentrl.gateway.fields import Fields, read_object
 from agentrl.gateway.items import Item, ItemStore
-from agentrl.servers.http.errors import openai_error
+from agentrl.servers.http.errors import json_bytes, openai_error
 
 _SILENT: Final = (
     *("user", "metadata", "client_metadata", "store", "service_tier", "safety_identifier", "stream_options"),
@@ -43,7 +41,7 @@ class ResponsesDialect:
 
     name = "responses"
 
-    def read(self, body: bytes, store: ItemStore | None) -> DialectCall:
+    def read(self, body: bytes, store: ItemStore | None, *, omit_media: bool = False) -> DialectCall:
         """Return a body as a call, items of earlier responses included."""
         sent = read_object(body)
         fields = Fields(sent)
@@ -54,7 +52,7 @@ class ResponsesDialect:
         previous = fields.read("previous_response_id", str)
         items = resolved_input(fields.any("input") if previous is None else sent.get("input", []), store)
         fields.skip(("input", *_SILENT, *(["truncation"] if sent.get("truncation") == "disabled" else [])))
-        reader = ItemReader()
+        reader = ItemReader(omit_media=omit_media)
         messages = reader.read([*_earlier(previous, store), *items])
         instructions = fields.read("instructions", str)
         if instructions:
@@ -96,7 +94,7 @@ class ResponsesDialect:
             return
         answered = output_items(call, answer, answer.id)
         sent = cast("list[Item]", call.body["input"])
-        size = len(orjson.dumps([sent, answered]))
+        size = len(json_bytes([sent, answered]))
         store.keep(
             response_id(answer.id), cast("str | None", call.body.get("previous_response_id")), sent, answered, size=size
         )

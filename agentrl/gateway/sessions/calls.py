@@ -1,14 +1,16 @@
 """The calls of an episode over HTTP: each is made once for all connections that ask for it.
 
-A client that repeats a request whose call still runs joins that call, and one whose answer did not reach the client gets
-the recorded answer. A request that is repeated after its answer arrived is a new call: an agent may want a second sample.
+A request that its client marks as made again joins the call that still runs, or gets the recorded answer. One that the
+client marks as its first try is a new call, whatever it equals: an agent may want several samples. Most clients have no
+mark. They ask again after a connection has broken, so an equal request of theirs gets an answer that nobody got; while
+somebody waits for that answer, the request is a new call.
 
-Invariant: a call runs while somebody waits for it; the last one who leaves aborts it, and nothing is recorded.
+Invariant: a call runs while somebody waits for it; the last one who leaves aborts it, and what it had sampled is a turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -53,8 +55,9 @@ class SharedCall:
         stream: bool,
         on_answer: Callable[[Answer], None],
         other: OtherAnswers | None = None,
+        after: Sequence[SharedCall] = (),
     ) -> None:
-        """Prepare the call; `other` answers it in the place of the backend."""
+        """Prepare the call; `other` answers it in the place of the backend, once the calls `after` are over."""
         self.id = ""
         """Of the answer; known when the first piece is."""
         self.answer: Answer | None = None
@@ -63,6 +66,7 @@ class SharedCall:
         self.is_over = False
         self._backend, self._asked, self._on_answer = backend, asked, on_answer
         self._stream = stream and other is None
+        self._after = after
         self._answer = backend.answer if other is None else other.answer
         self._pieces: list[Piece] = []
         self._error: AgentRLError | None = None
@@ -71,15 +75,27 @@ class SharedCall:
         self._news = anyio.Event()
 
     @property
+    def is_lost(self) -> bool:
+        """Whether there is an answer that nobody got and nobody waits for."""
+        return self.answer is not None and not self.is_delivered and not self._followers
+
+    @property
     def is_running(self) -> bool:
         """Whether the answer may still come: the call is not over, and not everybody has left."""
         return not self.is_over and not self._scope.cancel_called
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether everybody has left, and what was sampled is not recorded yet."""
+        return self._scope.cancel_called and not self.is_over
+
     async def run(self) -> None:
-        """Make the call. A cancellation aborts it."""
+        """Make the call. A cancellation aborts it; what it had sampled is a turn."""
         error: AgentRLError | None = CallRefused("the episode has ended, and with it this call", status=410)
         try:
             with self._scope:
+                for earlier in self._after:  # this one may continue what they had sampled
+                    await earlier.until_over()
                 await (self._run_stream() if self._stream else self._run_whole())
             error = None
         except ANSWERED_ERRORS as failed:
@@ -87,6 +103,11 @@ class SharedCall:
         finally:
             self.is_over, self._error = True, error
             self._tell()
+
+    async def until_over(self) -> None:
+        """Wait for the end of the call."""
+        while not self.is_over:
+            await self._news.wait()
 
     @contextmanager
     def followed(self) -> Generator[AsyncIterator[Piece]]:
@@ -140,9 +161,11 @@ class SharedCall:
         except BaseException as error:
             if stream.running is not None:
                 stream.running.close()
-            if isinstance(error, AgentRLError):
-                self._backend.episode.calls.fail(error)
-            await stream.close(error)
+            try:
+                await stream.close(error)
+            finally:
+                if isinstance(error, AgentRLError):
+                    self._backend.episode.calls.fail(error)
             raise
         if stream.running is not None:
             stream.running.close()
@@ -155,15 +178,26 @@ class RecentCalls:
     def __init__(self) -> None:
         self._calls: dict[bytes, SharedCall] = {}
 
-    def repeated(self, identity: bytes, *, is_retry: bool) -> SharedCall | None:
+    def repeated(self, identity: bytes, *, is_retry: bool | None) -> SharedCall | None:
         """Return the call that a request repeats; None: the request is a new call.
 
-        `is_retry` says that the client marked the request as a repetition.
+        `is_retry` is the mark of the client: whether it makes the request again, or for the first time; None: no mark.
         """
         call = self._calls.get(identity)
-        if call is None or call.is_running:
-            return call
-        return call if call.answer is not None and (is_retry or not call.is_delivered) else None
+        if call is None or is_retry is False:
+            return None
+        if is_retry:
+            return call if call.is_running or call.answer is not None else None
+        return call if call.is_lost else None
+
+    def awaited(self, identity: bytes) -> SharedCall | None:
+        """Return the call of a request whose answer has not arrived; None if there is none."""
+        call = self._calls.get(identity)
+        return call if call is not None and (call.is_running or call.is_lost) else None
+
+    def ending(self) -> list[SharedCall]:
+        """Return the calls that everybody has left, and that are not over."""
+        return [call for call in self._calls.values() if call.is_ending]
 
     def add(self, identity: bytes, call: SharedCall) -> None:
         """Remember a new call."""

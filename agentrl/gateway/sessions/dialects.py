@@ -10,6 +10,7 @@ from agentrl.gateway.dialects import ChatDialect, MessagesDialect, ResponsesDial
 
 COUNT_ROUTE: Final = "messages/count_tokens"
 """The route that takes the body of a call and answers the number of its tokens."""
+_COUNTED: Final = MessagesDialect(takes_prefill=True)
 _DIALECTS: Final[Mapping[str, Dialect]] = {
     "chat/completions": ChatDialect(),
     "responses": ResponsesDialect(),
@@ -19,7 +20,7 @@ _DIALECTS: Final[Mapping[str, Dialect]] = {
 
 def dialect_of_path(route: str) -> Dialect | None:
     """Return the dialect of a route without `/v1`; None: its bodies are of no dialect."""
-    return _DIALECTS.get("messages" if route == COUNT_ROUTE else route)
+    return _COUNTED if route == COUNT_ROUTE else _DIALECTS.get(route)
 
 
 def served_dialects() -> Sequence[Dialect]:

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -28,10 +28,13 @@ from agentrl.errors import AgentRLError, WorkflowError
 from agentrl.gateway.body import CallRefused, code_of, status_of
 from agentrl.gateway.dialect import Dialect, DialectCall, EventWriter
 from agentrl.gateway.dialects.answers import delta_of
+from agentrl.gateway.event_stream import KEEP_ALIVE_S, event_response
 from agentrl.gateway.sessions.calls import SharedCall
 from agentrl.gateway.sessions.dialects import COUNT_ROUTE, dialect_of_path, served_dialects, served_routes
+from agentrl.gateway.sessions.endpoint_routes import ENDPOINT_ROUTES
 from agentrl.gateway.sessions.session import EpisodeSession, Requester
 from agentrl.gateway.sessions.side_calls import other_answers
+from agentrl.gateway.unexpected import unexpected_error
 from agentrl.servers.http.errors import json_reply
 from agentrl.servers.listening import Connections, Refusal, guard, listening, sent_key
 
@@ -40,7 +43,6 @@ _SECRET_BYTES: Final = 32
 _WRONG_KEY: Final = "invalid_api_key"
 _REMEMBERED: Final = 4096
 """Secrets of ended episodes that get a reason of their own."""
-_EVENT_HEADERS: Final = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _SAMPLE_HEADER: Final = "x-agentrl-sample"
 _RETRY_HEADER: Final = "x-stainless-retry-count"
 _MODEL: Final = "policy"
@@ -133,22 +135,25 @@ class DoorServer:
         if dialect is not None:
             _check_method(request, "POST")
             if place.route == COUNT_ROUTE:
-                tokens = session.count_tokens(dialect.read(await request.read(), session.store))
+                tokens = session.count_tokens(session.read(dialect, await request.read()))
                 return json_reply({"input_tokens": tokens})
             return await _answer_model_call(request, dialect, session, place)
+        if place.route in ENDPOINT_ROUTES:
+            _check_method(request, "POST")
+            return await session.pass_on(request, place.route)
         return answer_other(request, place.route)
 
 
 @asynccontextmanager
-async def open_door(client: Client, settings: DoorSettings) -> AsyncGenerator[Door]:
-    """Yield a door to the episode of `client`; see `Client.served`."""
+async def open_door(client: Client, settings: DoorSettings, *, keep_alive_s: float = KEEP_ALIVE_S) -> AsyncGenerator[Door]:
+    """Yield a door to the episode of `client`; see `Client.served`. No stream is silent longer than `keep_alive_s`."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         raise WorkflowError("client.served needs the event loop of asyncio, got another one; run under asyncio") from None
     others = other_answers(client, settings.side_calls)
     async with others as other, task_group() as tasks, _shared_server() as (server, url):
-        session = EpisodeSession(client, settings=settings, other=other)
+        session = EpisodeSession(client, settings=settings, other=other, keep_alive_s=keep_alive_s)
         client.episode.needs_call |= settings.no_call == "fail"
         tasks.start_soon(session.run)
         try:
@@ -199,13 +204,14 @@ async def _shared_server() -> AsyncGenerator[tuple[DoorServer, str]]:
 async def _answer_model_call(
     request: web.Request, dialect: Dialect, session: EpisodeSession, place: RequestPlace
 ) -> web.StreamResponse:
-    asked = dialect.read(await request.read(), session.store)
+    asked = session.read(dialect, await request.read())
     return await answer_call(request, dialect, asked, session, requester_of(request, dialect, asked, place))
 
 
-def is_marked_retry(request: web.Request) -> bool:
-    """Return whether a client says that it makes a request again."""
-    return request.headers.get(_RETRY_HEADER, "0") not in ("", "0")
+def retry_mark(request: web.Request) -> bool | None:
+    """Return whether a client says that it makes a request again; None: it says nothing."""
+    sent = request.headers.get(_RETRY_HEADER, "").strip()
+    return int(sent) > 0 if sent.isdecimal() and sent.isascii() and len(sent) < 10 else None
 
 
 async def answer_call(
@@ -217,10 +223,12 @@ async def answer_call(
     headers: Mapping[str, str] | None = None,
 ) -> web.StreamResponse:
     """Answer a call of a session, whole or as events; `headers` go into the response."""
-    call = session.ask(dialect, asked, requester, is_retry=is_marked_retry(request))
+    call = session.ask(dialect, asked, requester, is_retry=retry_mark(request))
     with call.followed() as pieces:
         if asked.stream:
-            response = await _send_answer_events(request, dialect, asked, call, pieces, headers or {})
+            response = await _send_answer_events(
+                request, dialect, asked, call, pieces, headers or {}, interval_s=session.keep_alive_s
+            )
         else:
             answer = await _whole(pieces)
             response = json_reply(dialect.answer(asked, answer))
@@ -245,34 +253,32 @@ async def _send_answer_events(
     call: SharedCall,
     pieces: AsyncIterator[Piece],
     headers: Mapping[str, str],
+    *,
+    interval_s: float,
 ) -> web.StreamResponse:
-    """Send the events of a call as they come; an error before the first piece is raised, for a response of its own."""
-    first = await anext(pieces, None)
-    writer = dialect.events(asked, call.id)
-    response = web.StreamResponse(headers={**_EVENT_HEADERS, **headers})
-    with suppress(ConnectionResetError):  # the client has disconnected, so there is no one to answer
-        await response.prepare(request)
-        await _write_frames(response, writer.begin())
+    """Send the events of a call as they come; an error before the first of them is raised, for a response of its own."""
+    writer: EventWriter | None = None
+    async with event_response(request, headers, interval_s=interval_s) as events:
         try:
-            if first is not None:
-                await _write_frames(response, _events_of(writer, first))
             async for piece in pieces:
-                await _write_frames(response, _events_of(writer, piece))
-        except AgentRLError as error:
-            await _write_frames(response, writer.fail(str(error), status=status_of(error), code=code_of(error)))
-        await response.write_eof()
-    return response
+                frames = [] if writer else [*(writer := dialect.events(asked, call.id)).begin()]
+                frames += _events_of(writer, piece)
+                events.sign = writer.sign()
+                if frames:
+                    await events.send(frames)
+        except ConnectionResetError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the client learns of it in the words of its dialect
+            known = error if isinstance(error, AgentRLError) else unexpected_error(error)
+            failing = writer or dialect.events(asked, call.id)
+            await events.fail(known, lambda: failing.fail(str(known), status=status_of(known), code=code_of(known)))
+    return events.response
 
 
 def _events_of(writer: EventWriter, piece: Piece) -> Sequence[bytes]:
     if isinstance(piece, Answer):
         return writer.finish(piece)
     return writer.push(piece if isinstance(piece, Delta) else delta_of(piece))
-
-
-async def _write_frames(response: web.StreamResponse, events: Sequence[bytes]) -> None:
-    if events:
-        await response.write(b"".join(events))
 
 
 def answer_other(request: web.Request, route: str) -> web.StreamResponse:
@@ -338,6 +344,11 @@ async def errors_in_dialect(request: web.Request, handler: Handler) -> web.Strea
         return response
     except web.HTTPException as error:
         return _refusal_in_dialect(request, error.reason, error.status, None)
+    except ConnectionResetError:
+        raise  # the client has disconnected, so there is no one to answer
+    except Exception as error:  # noqa: BLE001 - the client learns of it in the words of its dialect
+        fault = unexpected_error(error)
+        return _refusal_in_dialect(request, str(fault), fault.status or 500, fault.code)
 
 
 def turn_away(request: web.Request, refused: Refusal) -> web.Response:

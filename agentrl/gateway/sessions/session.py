@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, NamedTuple, cast
 
 import anyio
-import orjson
+from aiohttp import web
 from anyio.lowlevel import RunVar
 
 from agentrl.client import Client, DoorSettings
@@ -22,32 +22,34 @@ from agentrl.client.backend import Answer, AskedCall
 from agentrl.concurrency import task_group
 from agentrl.gateway.body import CallRefused
 from agentrl.gateway.dialect import Caller, Dialect, DialectCall
+from agentrl.gateway.event_stream import KEEP_ALIVE_S
+from agentrl.gateway.ignored import IgnoredFields
 from agentrl.gateway.items import ItemStore
 from agentrl.gateway.sessions.calls import RecentCalls, SharedCall
+from agentrl.gateway.sessions.endpoint_routes import unanswered_route
 from agentrl.gateway.sessions.matching import ResentHistory
 from agentrl.gateway.sessions.rewards import set_reward
-from agentrl.gateway.sessions.side_calls import SIDE_CALL, OtherAnswers, is_side_call
-from agentrl.servers.http.errors import decode_body
+from agentrl.gateway.sessions.side_calls import SIDE_CALL, OtherAnswers, is_side_call, role_by_rule
+from agentrl.servers.http.errors import decode_body, json_bytes
 from agentrl.tokens.template.rendering import ToolSchemas
 from agentrl.types import BranchPath, Speaker
 
 JOINED_METRIC: Final = "gateway.joined_retries"
-"""Requests that got the answer of an earlier one: a repetition whose first call ran, or whose answer did not arrive."""
+"""Requests that got the answer of an earlier one: marked retries, and repetitions whose answer did not arrive."""
 SIDE_METRIC: Final = "gateway.side_calls"
 """Side calls, by the rule of `SideCalls`."""
 GREEDY_METRIC: Final = "gateway.greedy_calls"
 """Calls at temperature 0, which are not trained."""
 REFUSED_REWARDS_METRIC: Final = "gateway.refused_rewards"
 """Rewards that something sent without the right to: perhaps a policy that tried to pay itself."""
+PASSED_METRIC: Final = "gateway.passed_on."
+"""The metric `gateway.passed_on.ROUTE`: requests that another model answered, and that are no turns."""
 IGNORED_METRIC: Final = "gateway.ignored."
 """The metric `gateway.ignored.FIELD`: requests with a field that has no effect."""
-MAX_IGNORED: Final = 64
-"""Fields of an episode that are counted by name; further ones count as `gateway.ignored.other`."""
 MAX_ROLES: Final = 64
 """Names of roles that the clients of a process make up; turns of further ones have the role `OTHER_ROLE`."""
 OTHER_ROLE: Final = "other_role"
 _roles: RunVar[set[str]] = RunVar("agentrl_role_names")
-_MAX_FIELD_NAME: Final = 100
 _NOT_OF_THE_CALL: Final = frozenset({"stream", "stream_options"})
 """Fields that a client may change when it repeats a request."""
 
@@ -74,6 +76,7 @@ class EpisodeSession:
         on_answer: called with each call and its answer, whose turn is recorded, before the answer is sent whole.
         settings: branches and side calls.
         other: answers side calls; None: the policy does.
+        keep_alive_s: seconds of the longest silence of a stream.
     """
 
     def __init__(
@@ -83,15 +86,19 @@ class EpisodeSession:
         *,
         settings: DoorSettings = DoorSettings(),  # noqa: B008 - frozen
         other: OtherAnswers | None = None,
+        keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
-        self.client = client
+        self.client, self.keep_alive_s = client, keep_alive_s
         self._on_answer, self._settings, self._other = on_answer, settings, other
+        side_roles = () if settings.side_calls is None else settings.side_calls.roles
+        self._declared = {*settings.branches, *settings.roles, *side_roles, SIDE_CALL, client.speaker.role}
+        """The roles that the run names."""
         self._branches: dict[tuple[str, str], BranchPath] = {}
         """The branches of declared roles, by role and agent."""
         self.store = ItemStore()
         """What the responses of the episode are kept in, for calls that name them by id."""
         self._recent = RecentCalls()
-        self._ignored: set[str] = set()
+        self._ignored = IgnoredFields(client.episode.metrics, IGNORED_METRIC)
         self._history = ResentHistory(client.episode.turns, client.episode.metrics)
         self._send, self._receive = anyio.create_memory_object_stream[SharedCall](math.inf)
 
@@ -106,30 +113,49 @@ class EpisodeSession:
         self._send.close()
         self._receive.close()
 
-    def ask(self, dialect: Dialect, call: DialectCall, requester: Requester, *, is_retry: bool) -> SharedCall:
-        """Return the call that a request makes or repeats."""
+    def read(self, dialect: Dialect, body: bytes) -> DialectCall:
+        """Return the body of a request as a call.
+
+        Raises:
+            CallRefused: as `Dialect.read` says.
+        """
+        return dialect.read(body, self.store, omit_media=self._settings.images == "omit")
+
+    def ask(self, dialect: Dialect, call: DialectCall, requester: Requester, *, is_retry: bool | None) -> SharedCall:
+        """Return the call that a request makes or repeats; `RecentCalls` says which, by the mark `is_retry`."""
         identity = _identity(dialect, call, requester)
         found = self._recent.repeated(identity, is_retry=is_retry)
         if found is not None:
             self._count(JOINED_METRIC)
             return found
-        for name in call.ignored:
-            self._count_ignored(name)
+        self._ignored.count(call.ignored)
         asked, other = self._asked(dialect, call, requester)
         keep = partial(self._keep, dialect, call)
-        found = SharedCall(self.client.backend, asked, stream=call.stream, on_answer=keep, other=other)
+        after = self._recent.ending()
+        found = SharedCall(self.client.backend, asked, stream=call.stream, on_answer=keep, other=other, after=after)
         self._recent.add(identity, found)
         self._send.send_nowait(found)
         return found
 
-    def repeats(self, dialect: Dialect, call: DialectCall, requester: Requester, *, is_retry: bool) -> bool:
-        """Return whether `ask` would join an earlier call."""
-        return self._recent.repeated(_identity(dialect, call, requester), is_retry=is_retry) is not None
+    async def pass_on(self, request: web.Request, route: str) -> web.StreamResponse:
+        """Answer a request that is for another model, whatever the model is that it names.
+
+        Raises:
+            CallRefused: the run names no endpoint for it, or as `EndpointRoutes.answer` says.
+        """
+        if self._other is None:
+            raise unanswered_route(route, is_replay=self.client.backend.is_replay)
+        self._count(f"{PASSED_METRIC}{route}")
+        return await self._other.routes.answer(request, route)
+
+    def awaits(self, dialect: Dialect, call: DialectCall, requester: Requester) -> bool:
+        """Return whether an equal request was made, and its answer has not arrived."""
+        return self._recent.awaited(_identity(dialect, call, requester)) is not None
 
     def _asked(self, dialect: Dialect, call: DialectCall, requester: Requester) -> tuple[AskedCall, OtherAnswers | None]:
         """Return what a new request asks, and who answers it in the place of the policy."""
         own, caller, rule = self.client.speaker, requester.caller, self._settings.side_calls
-        role = requester.role or caller.role or own.role
+        role = requester.role or caller.role or role_by_rule(self._settings.roles, call) or own.role
         is_side = is_side_call(rule, call, role)
         if is_side:
             self._count(SIDE_METRIC)
@@ -137,7 +163,7 @@ class EpisodeSession:
         other = self._other if is_side else None
         branch = self._branch_of(role, requester.agent or caller.agent)
         speaker = Speaker(
-            role=known_role(role, (*self._settings.branches, *(rule.roles if rule else ()), SIDE_CALL, own.role)),
+            role=known_role(role, self._declared),
             player=requester.player or own.player,
             branch=branch,
             dialect=dialect.name,
@@ -163,8 +189,7 @@ class EpisodeSession:
         if sampling.of_programs == "run":
             with self.client.episode.refusals():
                 overruled = overruled_sampling(arguments, sampling, is_untrained=not is_trained)
-            for name in overruled:
-                self._count_ignored(name)
+            self._ignored.count(overruled)
             arguments = without_arguments(arguments, overruled.keys())
         if is_trained and arguments.get("temperature", sampling.temperature) == 0:
             self._count(GREEDY_METRIC)
@@ -237,13 +262,6 @@ class EpisodeSession:
         if self._on_answer is not None:
             self._on_answer(call, answer)
 
-    def _count_ignored(self, field: str) -> None:
-        if field not in self._ignored and len(self._ignored) >= MAX_IGNORED:
-            field = "other"
-        else:
-            self._ignored.add(field)
-        self._count(IGNORED_METRIC + field[:_MAX_FIELD_NAME])
-
     def _count(self, name: str) -> None:
         metrics = self.client.episode.metrics
         metrics[name] = metrics.get(name, 0.0) + 1.0
@@ -266,5 +284,4 @@ def known_role(role: str, declared: Collection[str]) -> str:
 def _identity(dialect: Dialect, call: DialectCall, requester: Requester) -> bytes:
     body = {name: value for name, value in call.body.items() if name not in _NOT_OF_THE_CALL}
     marks = repr((dialect.name, *requester)).encode("ascii", "backslashreplace")
-    text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
-    return hashlib.blake2b(marks + text, digest_size=16).digest()
+    return hashlib.blake2b(marks + json_bytes(body, sort_keys=True), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""Side calls: what tells them from the agent's own, and the answers of another model.
+"""Side calls and roles: what tells calls from those of the main agent, and the answers of another model.
 
 Invariant: a side call is a turn of the episode with its messages, its answer and a mark, whoever answers it. A turn of
 another model has no tokens and is never trained.
@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from typing import Final
 from uuid import uuid4
 
+import aiohttp
 from openai import AsyncOpenAI
 
-from agentrl.client import Client, EndpointBackend, EpisodeSettings, OtherModel, SideCalls
+from agentrl.client import Client, EndpointBackend, EpisodeSettings, OtherModel, RoleRule, SideCalls
 from agentrl.client.backend import Answer, AskedCall
 from agentrl.errors import ConfigError
 from agentrl.gateway.dialect import DialectCall
+from agentrl.gateway.sessions.endpoint_routes import EndpointRoutes
 from agentrl.tokens.messages import field_getter, text_of
 from agentrl.types import ForkReason
 
@@ -31,8 +33,20 @@ def is_side_call(rule: SideCalls | None, call: DialectCall, role: str) -> bool:
     """Return whether a call of an agent with this role is a side call."""
     if rule is None:
         return False
-    first = field_getter(call.messages[0])("content") if rule.prompts and call.messages else None
-    return rule.is_one(model=call.model, role=role, prompt=text_of(first, "messages[0]"))
+    return rule.is_one(model=call.model, role=role, prompt=_first_text(call) if rule.prompts else "")
+
+
+def role_by_rule(rules: Mapping[str, RoleRule], call: DialectCall) -> str:
+    """Return the role of a call that says none; empty where no rule finds it."""
+    if not rules:
+        return ""
+    prompt = _first_text(call)
+    return next((role for role, rule in rules.items() if any(each in prompt for each in rule.prompts)), "")
+
+
+def _first_text(call: DialectCall) -> str:
+    first = field_getter(call.messages[0])("content") if call.messages else None
+    return text_of(first, "messages[0]")
 
 
 class OtherAnswers:
@@ -42,10 +56,11 @@ class OtherAnswers:
         client: of the episode, whose budget of turns counts them, too.
         connection: to the endpoint.
         model: its name there.
+        routes: the other routes of the endpoint.
     """
 
-    def __init__(self, client: Client, connection: AsyncOpenAI, model: str) -> None:
-        self._client, self._connection, self._model = client, connection, model
+    def __init__(self, client: Client, connection: AsyncOpenAI, model: str, routes: EndpointRoutes) -> None:
+        self._client, self._connection, self._model, self.routes = client, connection, model, routes
 
     async def answer(self, asked: AskedCall) -> Answer:
         """Return the model's answer, which is a turn of the episode.
@@ -82,5 +97,9 @@ async def other_answers(client: Client, rule: SideCalls | None) -> AsyncGenerato
     key = "none" if variable is None else os.environ.get(variable)
     if not key:
         raise ConfigError(f"side_calls.answer.api_key_env: the environment variable {variable} is not set")
-    async with AsyncOpenAI(base_url=rule.answer.base_url, api_key=key) as connection:
-        yield OtherAnswers(client, connection, rule.answer.model)
+    async with (
+        AsyncOpenAI(base_url=rule.answer.base_url, api_key=key) as connection,
+        aiohttp.ClientSession(trust_env=True) as http,
+    ):
+        with closing(EndpointRoutes(http, rule.answer, key)) as routes:
+            yield OtherAnswers(client, connection, rule.answer.model, routes)

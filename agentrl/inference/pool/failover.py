@@ -6,8 +6,8 @@ a version that the pool cannot have published is discarded, and its server evict
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from uuid import uuid4
 
@@ -32,6 +32,8 @@ class Failover:
         evict: Callable[[Member, State, str], None],
     ) -> None:
         self.members, self.check_health, self.evict = members, check_health, evict
+        self._attempts: dict[str, Attempt] = {}
+        """The calls in flight, by the ids that their callers know."""
         self.timeout_s = config.request_timeout_s
         self.retries = config.request_retries
 
@@ -43,24 +45,39 @@ class Failover:
             ServerTimeout: no answer within `inference.request_timeout_s`, all attempts together.
             RequestRejected, ReplyError: as for one server, without another attempt.
         """
-        attempt = Attempt(self, request)
-        while True:
-            try:
-                with attempt.deadline() as wait:
-                    member = await attempt.next_server(wait)
-                    return attempt.checked(await member.server.generate(attempt.request))
-                raise attempt.evicted()
-            except ServerUnavailable as error:
-                await attempt.failed(error)
+        with self._attempting(request) as attempt:
+            while True:
+                try:
+                    with attempt.deadline() as wait:
+                        member = await attempt.next_server(wait)
+                        return attempt.checked(await member.server.generate(attempt.request))
+                    raise attempt.evicted()
+                except ServerUnavailable as error:
+                    await attempt.failed(error)
 
     @asynccontextmanager
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[AsyncIterator[GenerationChunk], None]:
         """Yield the completion of `request` as it is sampled; other servers are tried until the first chunk is out."""
-        chunks = PoolStream(self, request)
+        with self._attempting(request) as attempt:
+            chunks = PoolStream(attempt)
+            try:
+                yield chunks
+            finally:
+                await chunks.aclose()
+
+    async def give_up(self, request_id: str) -> None:
+        """Have a call return the tokens it has, with `StopReason.ABORT`; one that waits for a server fails."""
+        attempt = self._attempts.get(request_id)
+        if attempt is not None:
+            await attempt.give_up()
+
+    @contextmanager
+    def _attempting(self, request: GenerateRequest) -> Generator[Attempt]:
+        attempt = self._attempts[request.request_id] = Attempt(self, request)
         try:
-            yield chunks
+            yield attempt
         finally:
-            await chunks.aclose()
+            del self._attempts[request.request_id]
 
 
 class Attempt:
@@ -73,6 +90,8 @@ class Attempt:
         self._failover, self._members = failover, failover.members
         self._avoid: set[Member] = set()
         self._lowest = 0
+        self._is_given_up = False
+        self._wait: Deadline | None = None
         self._started = anyio.current_time()
 
     async def next_server(self, wait: Deadline) -> Member:
@@ -85,14 +104,23 @@ class Attempt:
 
     def deadline(self) -> Deadline:
         """Return the call's deadline for its next wait; evicting the server that it waits for ends the wait."""
-        wait = Deadline(self._failover.timeout_s, self.waited, since=self._started)
+        wait = self._wait = Deadline(self._failover.timeout_s, self.waited, since=self._started)
         if self.member is not None:
             wait.join(self.member.waits)
         return wait
 
+    async def give_up(self) -> None:
+        """Have the call end with the tokens that its server has; without a server it fails."""
+        self._is_given_up = True
+        if self.member is not None:
+            await self.member.server.give_up(self.request.request_id)
+        elif self._wait is not None:
+            self._wait.call_off()
+
     def evicted(self) -> ServerUnavailable:
         member = self.member
-        assert member is not None
+        if member is None:
+            return ServerUnavailable("the call was given up before a server had it")
         return ServerUnavailable(f"{member.url}: evicted while the call waited for it: {member.reason}", url=member.url)
 
     def checked(self, generation: Generation) -> Generation:
@@ -112,7 +140,7 @@ class Attempt:
 
     async def failed(self, error: ServerUnavailable) -> None:
         """Return when the call should be sent again; raise the error if no server or no attempt is left."""
-        if self.member is None:
+        if self.member is None or self._is_given_up:
             raise error
         self._tries.count(error)
         with Deadline(self._failover.timeout_s, self.waited, since=self._started):
@@ -137,9 +165,8 @@ class Attempt:
 class PoolStream(AsyncIterator[GenerationChunk]):
     """The chunks of one call; the call moves to another server only before its first chunk."""
 
-    def __init__(self, failover: Failover, request: GenerateRequest) -> None:
-        self._failover = failover
-        self._attempt = Attempt(failover, request)
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
         self._open = AsyncExitStack()
         self._chunks: AsyncIterator[GenerationChunk] | None = None
         self._started = self._ended = False

@@ -58,6 +58,11 @@ class Server(Protocol):
         ...
 
     @property
+    def dtype(self) -> str:
+        """Type in which it holds weights, by torch's name; another word where it does not say."""
+        ...
+
+    @property
     def max_context_tokens(self) -> int | None:
         """Longest context plus output, tokens, that the server grants every call; None while unknown."""
         ...
@@ -86,6 +91,10 @@ class Server(Protocol):
 
     def stream(self, request: GenerateRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationChunk]]:
         """Yield the completion as it is sampled, without retries on other servers."""
+        ...
+
+    async def give_up(self, request_id: str) -> None:
+        """Have a call return the tokens it has, with `StopReason.ABORT`; an unknown id is ignored."""
         ...
 
     async def end_session(self, episode_id: str) -> None:

@@ -119,6 +119,8 @@ class ServerPool:
         """Return the completion of a request; errors and cancellation are those of `Failover.generate`."""
         self.stream = self._failover.stream
         """Yield the completion of a request as it is sampled; errors and cancellation are those of `Failover.stream`."""
+        self.give_up = self._failover.give_up
+        """Have a call end early with the tokens it has, as `GivesUp.give_up` does."""
         self.update_weights = self._updater.update
         """Change the weights of every server; errors and cancellation are those of `Updater.update`."""
         self.release = self._members.release

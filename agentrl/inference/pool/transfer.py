@@ -10,20 +10,34 @@ import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from agentrl.concurrency import task_group
 from agentrl.errors import ServerError, WeightSyncError
 from agentrl.inference.backend import WeightSource
 from agentrl.inference.pool.members import Member
-from agentrl.weights.tensors import equal_as_bfloat16
+from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE
+from agentrl.weights.tensors import WEIGHTS_FILE, equal_as_bfloat16, held_checksums
 from agentrl.weights.types import ExpectedWeights, Publication, Sending, WeightFeed
 
 Each: TypeAlias = Callable[[Callable[[Member], Awaitable[None]]], Awaitable[Sequence[Member]]]
 """Does something to every server of an update at once, and returns those that did not fail."""
+
+
+_NARROW: Final = frozenset({"bfloat16", "float16"})
+"""Types that have not all values of the weights in files."""
+
+
+class HeldDigests(NamedTuple):
+    """What servers of one type hold after a transfer."""
+
+    kind: str
+    """`agentrl`, or with the type after it where that is not the type of the file."""
+    tensors: Mapping[str, str]
+    """Digest of each tensor, by its name."""
 
 
 class WeightTransfer:
@@ -51,6 +65,11 @@ class WeightTransfer:
         """Return the digests of what one server has taken."""
         return await member.server.checksums()
 
+    async def wanted(self, member: Member) -> HeldDigests:
+        """Return the digests that a server of agentrl's must report: of the weights in the type in which it holds them."""
+        await anyio.lowlevel.checkpoint()
+        return HeldDigests("agentrl", self.expected.tensor_checksums)
+
     async def serve(self, member: Member) -> None:
         """Have one server, whose digests are right, use what it has taken, where loading alone does not."""
 
@@ -71,16 +90,31 @@ def open_transfer(
 
 
 class _DiskTransfer(WeightTransfer):
+    file = WEIGHTS_FILE
+
     def __init__(self, publication: Publication) -> None:
         self._publication, path = publication, publication.path
+        self._rounded: dict[str, HeldDigests] = {}
         sums = publication.tensor_checksums
         super().__init__(ExpectedWeights(version=publication.version, tensor_checksums=sums, origin=path, directory=path))
 
     async def load(self, member: Member) -> None:
         await member.server.load_weights(self._publication)
 
+    async def wanted(self, member: Member) -> HeldDigests:
+        held = member.server.dtype
+        if held not in _NARROW or member.server.checksum_kind != "agentrl":
+            return await super().wanted(member)
+        if held not in self._rounded:
+            path = Path(self._publication.path) / self.file
+            digests = await anyio.to_thread.run_sync(held_checksums, path, held, abandon_on_cancel=True)
+            same = digests == self._publication.tensor_checksums
+            self._rounded[held] = HeldDigests("agentrl" if same else f"agentrl {held}", digests)
+        return self._rounded[held]
+
 
 class _AdapterTransfer(_DiskTransfer):
+    file = ADAPTER_WEIGHTS_FILE
     pauses = False
 
     async def load(self, member: Member) -> None:
@@ -215,9 +249,10 @@ def labelled_digest(kind: str, tensors: Mapping[str, str]) -> str:
 def compare(
     expected: ExpectedWeights,
     digests: Mapping[Member, Mapping[str, str]],
+    wanted: Mapping[Member, HeldDigests],
     known: Mapping[str, tuple[str, Mapping[str, str]]] | None = None,
 ) -> None:
-    """Compare the tensors of servers with the expected ones or, where digests are of another kind, with one another.
+    """Compare the tensors of servers with the `wanted` ones or, where digests are of another kind, with one another.
 
     `known` has, by kind, the digests of a server that holds the same weights, and its URL. A `WeightSyncError` names the
     server and the first tensor that differs.
@@ -226,14 +261,17 @@ def compare(
     for member, held in digests.items():
         kind = member.server.checksum_kind
         if kind == "agentrl":
-            peer, wanted = "the published weights", expected.tensor_checksums
-            names = sorted(wanted.keys() | held.keys())
+            peer, right = "the published weights", wanted[member].tensors
+            names = sorted(right.keys() | held.keys())
         else:
-            peer, wanted = first.setdefault(kind, (member.url, held))
-            names = sorted(wanted.keys() & held.keys())
-        differing = [name for name in names if wanted.get(name) != held.get(name)]
+            peer, right = first.setdefault(kind, (member.url, held))
+            names = sorted(right.keys() & held.keys())
+        differing = [name for name in names if right.get(name) != held.get(name)]
         if differing:
+            hint = ""
+            if expected.directory is None and kind == "agentrl":
+                hint = f"; it holds weights as {member.server.dtype}: is inference.dtype that?"
             raise WeightSyncError(
                 f"{member.url}: after the update to version {expected.version}, {len(differing)} of {len(names)} tensors "
-                f"differ from {peer} ({expected.origin}): {', '.join(differing[:3])}"
+                f"differ from {peer} ({expected.origin}): {', '.join(differing[:3])}{hint}"
             )

@@ -23,7 +23,15 @@ from agentrl.concurrency import task_group
 from agentrl.errors import ServerError, ServerUnavailable, WeightSyncError
 from agentrl.inference.backend import Probe, UpdateReport, WeightSource
 from agentrl.inference.pool.members import Member, Members, PauseMode, State, ask_member
-from agentrl.inference.pool.transfer import Each, WeightTransfer, check_changed, compare, labelled_digest, open_transfer
+from agentrl.inference.pool.transfer import (
+    Each,
+    HeldDigests,
+    WeightTransfer,
+    check_changed,
+    compare,
+    labelled_digest,
+    open_transfer,
+)
 
 logger = logging.getLogger(__name__)
 CLEANUP_S = 3.0
@@ -54,7 +62,8 @@ class WeightSwap:
         self.touched: set[Member] = set()
         """Servers that may hold a part of the version."""
         self.digests: dict[Member, Mapping[str, str]] = {}
-        """Reported by the servers that have loaded the version, and equal to the expected ones where comparable."""
+        """Reported by the servers that have loaded the version, and equal to the wanted ones where comparable."""
+        self.wanted: dict[Member, HeldDigests] = {}
 
     async def run(self, chosen: Sequence[Member], each: Each, commit: Callable[[], None], *, again: bool) -> SwapReport:
         """Pause, load, compare and resume; return when and how long servers paused, and the bytes sent to each.
@@ -72,18 +81,25 @@ class WeightSwap:
             await transfer.start(await each(partial(self._pause, transfer)))
             await transfer.complete(await each(partial(self._load, transfer)))
             await each(partial(self._check, transfer))
-            compare(transfer.expected, self.digests, known)
+            compare(transfer.expected, self.digests, self.wanted, known)
             commit()
             await each(partial(self._resume, transfer))
             return SwapReport(
                 pause_after_s=began - entered,
                 pause_s=anyio.current_time() - began if transfer.pauses else 0.0,
                 num_bytes=transfer.num_bytes,
-                trainer_digest=labelled_digest("agentrl", transfer.expected.tensor_checksums),
-                server_digests={
-                    member.url: labelled_digest(member.server.checksum_kind, held) for member, held in self.digests.items()
-                },
+                trainer_digest=self._trainer_digest(transfer),
+                server_digests={member.url: self._digest_of(member, held) for member, held in self.digests.items()},
             )
+
+    def _trainer_digest(self, transfer: WeightTransfer) -> str:
+        """Return the digest of the weights, in the type of the servers where one server is of agentrl's."""
+        ours = [self.wanted[member] for member in self.digests if member.server.checksum_kind == "agentrl"]
+        return labelled_digest(*(ours[0] if ours else HeldDigests("agentrl", transfer.expected.tensor_checksums)))
+
+    def _digest_of(self, member: Member, held: Mapping[str, str]) -> str:
+        kind = member.server.checksum_kind
+        return labelled_digest(self.wanted[member].kind if kind == "agentrl" else kind, held)
 
     async def _pause(self, transfer: WeightTransfer, member: Member) -> None:
         if transfer.pauses:
@@ -96,7 +112,8 @@ class WeightSwap:
         else:
             await transfer.load(member)
         digests = await ask_member(member, lambda: transfer.digests(member), retries=self._retries)
-        compare(transfer.expected, {member: digests})
+        self.wanted[member] = await transfer.wanted(member)
+        compare(transfer.expected, {member: digests}, self.wanted)
         if transfer.pauses:  # the weights below an adapter stay as they are
             await check_changed(member, transfer.expected, digests)
         await ask_member(member, lambda: transfer.serve(member), retries=self._retries)

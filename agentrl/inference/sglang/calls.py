@@ -285,6 +285,12 @@ class ServerCalls:
         if call.wait is not None:
             call.wait.call_off()
 
+    async def give_up(self, request_id: str) -> None:
+        """End a call as `abort` does, but after a pause: the tokens of a paused call cannot be had."""
+        while self._gate is not None and (call := self._calls.get(request_id)) is not None and call.rid:
+            await self._gate.wait()
+        await self.abort(request_id)
+
     def close_gate(self) -> None:
         """Hold back every piece that is not sent yet."""
         if self._gate is None:
@@ -416,6 +422,7 @@ class Chunks(AsyncIterator[GenerationChunk]):
         self._piece: AsyncExitStack | None = None
         self._events: AsyncIterator[bytes] | None = None
 
+    # A cancelled `anext` leaves everything as it was, unless it cut the opening of a piece.
     async def __anext__(self) -> GenerationChunk:
         call = self._call
         if call.assembly.done:

@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 
 from agentrl.concurrency import Deadline
-from agentrl.errors import ConfigError, InvariantError, ReplyError, WeightSyncError
+from agentrl.errors import ConfigError, InvariantError, ReplyError, ServerError, WeightSyncError
 from agentrl.inference.sglang.calls import ServerCalls
 from agentrl.inference.sglang.named_adapters import AdapterCalls, AdapterReceiver
 from agentrl.inference.sglang.transport import Control, Transport
@@ -231,6 +231,10 @@ class SGLangServer:
         return self.info.checksum_kind
 
     @property
+    def dtype(self) -> str:
+        return self.info.dtype
+
+    @property
     def max_context_tokens(self) -> int | None:
         return None if self._info is None else self._info.max_context_tokens
 
@@ -260,6 +264,11 @@ class SGLangServer:
         what = f"{self.url}: agentrl waited for /abort_request of {request_id}"
         with Deadline(self._control.timeout_s, lambda: what, self.url):
             await self._calls.abort(request_id)
+
+    async def give_up(self, request_id: str) -> None:
+        """Have a call return the tokens it has, with `StopReason.ABORT`; during a pause, once the server continues."""
+        with suppress(ServerError):  # its call fails by itself
+            await self._calls.give_up(request_id)
 
     async def end_session(self, episode_id: str) -> None:
         """Tell the server that an episode has ended, so that it may evict what it cached for it."""

@@ -7,12 +7,13 @@ request that it holds during a pause. A model call brings its own deadline; a co
 from __future__ import annotations
 
 import errno
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import cast
+from typing import NoReturn, cast
 
 import aiohttp
 import msgspec
@@ -76,7 +77,7 @@ class Transport:
         except ServerError:
             raise
         except (aiohttp.ClientError, OSError) as error:
-            raise self._unreachable(path, error) from error
+            raise self.unreachable(path, error) from error
         if response.status != 200:
             raise self._failure(path, response, reply)
         return reply
@@ -88,11 +89,12 @@ class Transport:
             size += len(piece)
             if size > max_bytes:
                 response.close()
-                raise self._too_long(path, max_bytes)
+                raise self.too_long(path, max_bytes)
             pieces.append(piece)
         return b"".join(pieces)
 
-    def _too_long(self, path: str, max_bytes: int) -> ReplyError:
+    def too_long(self, path: str, max_bytes: int) -> ReplyError:
+        """Return the error of a reply with more than `max_bytes`."""
         return ReplyError(
             f"{self.url}{path}: the reply has more than {max_bytes} bytes, which no reply to this call needs; the rest was "
             "not read",
@@ -108,36 +110,13 @@ class Transport:
         except ServerError:
             raise
         except (aiohttp.ClientError, OSError) as error:
-            raise self._unreachable(path, error) from error
-        payloads = self._payloads(path, response, max_bytes)
+            raise self.unreachable(path, error) from error
         try:
             if refusal is not None:
                 raise self._failure(path, response, refusal)
-            yield payloads
+            yield _Payloads(self, path, response, max_bytes)
         finally:
             response.close()
-            await payloads.aclose()
-
-    async def _payloads(self, path: str, response: aiohttp.ClientResponse, max_bytes: int) -> AsyncGenerator[bytes, None]:
-        pending = b""
-        try:
-            async for piece in response.content.iter_any():
-                *complete, pending = (pending + piece).replace(b"\r\n", b"\n").split(b"\n\n")
-                for event in complete:
-                    payload = event.removeprefix(b"data:").strip()
-                    if payload == b"[DONE]":
-                        return
-                    if payload:
-                        yield payload
-                if len(pending) > max_bytes:
-                    raise self._too_long(path, max_bytes)
-        except ServerError:
-            raise
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._unreachable(path, error) from error
-        raise ServerUnavailable(
-            f"{self.url}{path}: the stream ended before its end mark; the server died mid-request", url=self.url
-        )
 
     async def aclose(self) -> None:
         """Close all connections; a cancellation does not prevent that."""
@@ -145,7 +124,8 @@ class Transport:
         if session is not None:
             await session.close()
 
-    def _unreachable(self, path: str, error: Exception) -> ServerError:
+    def unreachable(self, path: str, error: Exception) -> ServerError:
+        """Return agentrl's error for one of aiohttp or of the machine."""
         if isinstance(error, (aiohttp.ClientResponseError, aiohttp.InvalidURL)):
             return ReplyError(f"{self.url}{path}: the reply is not HTTP: {error!r}", url=self.url)
         if isinstance(error, OSError) and error.errno in _EXHAUSTED:
@@ -174,6 +154,44 @@ class Transport:
         failure = ServerUnavailable(message, status=status, url=self.url)
         failure.retry_after_s = _retry_after_s(response.headers.get("Retry-After", ""))
         return failure
+
+
+class _Payloads(AsyncIterator[bytes]):
+    """The payloads of a server-sent event stream; a cancelled `anext` loses none."""
+
+    def __init__(self, transport: Transport, path: str, response: aiohttp.ClientResponse, max_bytes: int) -> None:
+        self._transport, self._path, self._response, self._max_bytes = transport, path, response, max_bytes
+        self._ready: deque[bytes] = deque()
+        self._pending = b""
+
+    async def __anext__(self) -> bytes:
+        while not self._ready:
+            self._split(await self._read())
+        payload = self._ready[0]
+        if payload == b"[DONE]":
+            raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def _read(self) -> bytes:
+        try:
+            piece = await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._transport.unreachable(self._path, error) from error
+        if not piece:
+            self._raise_ended()
+        return piece
+
+    def _split(self, piece: bytes) -> None:
+        *complete, self._pending = (self._pending + piece).replace(b"\r\n", b"\n").split(b"\n\n")
+        self._ready += [payload for event in complete if (payload := event.removeprefix(b"data:").strip())]
+        if not self._ready and len(self._pending) > self._max_bytes:
+            raise self._transport.too_long(self._path, self._max_bytes)
+
+    def _raise_ended(self) -> NoReturn:
+        url = self._transport.url
+        raise ServerUnavailable(
+            f"{url}{self._path}: the stream ended before its end mark; the server died mid-request", url=url
+        )
 
 
 class Control:

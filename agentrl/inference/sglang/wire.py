@@ -41,6 +41,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
     incremental_streaming_output: bool = False
     """A streamed event carries only the new ids; by default it carries all ids so far."""
     device: str | None = None
+    dtype: str = "auto"
+    """Type in which it holds weights, by torch's name; SGLang may say `auto`."""
     tp_size: int = 1
     """Ranks that each hold a part of every layer."""
     pp_size: int = 1

@@ -9,6 +9,7 @@ Example:
 
 from __future__ import annotations
 
+from agentrl.reward.code.blocks import last_code_block, whole_response
 from agentrl.reward.code.cases import (
     CallCase,
     FunctionTests,
@@ -19,7 +20,7 @@ from agentrl.reward.code.cases import (
     call_tests,
     read_tests,
 )
-from agentrl.reward.code.grader import CodeGrade, CodeGrader, last_code_block, whole_response
+from agentrl.reward.code.grader import CodeGrade, CodeGrader
 from agentrl.reward.code.module_tests import ModuleTests
 from agentrl.reward.code.protocol import CaseGrade, CaseOutcome
 

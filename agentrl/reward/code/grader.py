@@ -6,7 +6,6 @@ Invariant: a failure of the sandbox or the machine is an `EnvironmentFault`, nev
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import anyio
 from agentrl.concurrency import task_group
 from agentrl.env import environment_boundary
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.reward.code.blocks import last_code_block
 from agentrl.reward.code.cases import HiddenTests
 from agentrl.reward.code.module_run import ModuleTestRun
 from agentrl.reward.code.module_tests import ModuleTests
@@ -28,34 +28,6 @@ from agentrl.sandbox.types import Limits, Program, Result
 DEFAULT_LIMITS: Final = Limits(wall_s=20, cpu_s=6, memory_mb=512, processes=48, open_files=128)
 """Of one case. Wall time is far over CPU time, so that a busy machine does not make a right submission wrong."""
 _ATTEMPTS: Final = 2
-_FENCE = re.compile(r" {0,3}(`{3,})[ \t]*([\w+.-]{0,40})")
-_PYTHON = frozenset({"", "python", "python3", "py"})
-
-
-def last_code_block(response: str) -> str | None:
-    r"""Return the last closed fenced block of Python, or of no language; None where there is none.
-
-    A block that is not closed is no code: the response was cut off in the middle of its program.
-    """
-    found: str | None = None
-    opened: tuple[str, str] | None = None
-    block: list[str] = []
-    for line in response.splitlines(keepends=True):
-        fence = _FENCE.match(line)
-        if opened is None:
-            if fence is not None:
-                opened, block = (fence[1], fence[2].lower()), []
-        elif fence is not None and not fence[2] and fence[1].startswith(opened[0]):
-            found = "".join(block) if opened[1] in _PYTHON else found
-            opened = None
-        else:
-            block.append(line)
-    return found
-
-
-def whole_response(response: str) -> str | None:
-    """Return the response itself, for models that write nothing but code."""
-    return response or None
 
 
 class ProgramRunner(Protocol):
@@ -118,7 +90,7 @@ class CodeGrader:
         partial_credit: whether the reward is the share of cases that passed. A constant answer often earns a share.
         max_timeouts: cases of one submission that may reach a time limit; the cases after them fail without being run.
         max_code_chars: a submission that is longer fails.
-        extract: finds the code in a response; by default the last fenced block.
+        extract: finds the code in a response; by default `last_code_block`.
 
     Example:
         grader = CodeGrader(await open_bubblewrap())

@@ -139,7 +139,7 @@ def make_job(command: tuple[str, ...], files: Mapping[str, bytes], job: Mapping[
 
 def call_job(source: str, job: Mapping[str, object]) -> Job:
     """Return the program that calls a function of the submission `source`."""
-    files = {f"{SOLUTION}.py": source.encode(errors="surrogatepass"), **grader_files("runner", "values")}
+    files = {f"{SOLUTION}.py": source.encode(errors="surrogatepass"), **grader_files("runner", "usual_names", "values")}
     return make_job(("python3", f"{GRADER_FOLDER}/runner.py"), files, job)
 
 
@@ -147,7 +147,10 @@ def _stdin_job(source: str, stdin: str) -> Job:
     nonce = secrets.token_hex(16)
     texts = {f"{SOLUTION}.py": source, f"{GRADER_FOLDER}/stdin": stdin}
     files = {name: text.encode(errors="surrogatepass") for name, text in texts.items()}
-    return Job(Program(argv=("/bin/sh", "-c", _SHELL, f"ready {nonce}"), files=files, environment=ENVIRONMENT), nonce)
+    [names] = grader_files("usual_names").values()
+    files[f"{GRADER_FOLDER}/sitecustomize.py"] = names
+    environment = {**ENVIRONMENT, "PYTHONPATH": GRADER_FOLDER}
+    return Job(Program(argv=("/bin/sh", "-c", _SHELL, f"ready {nonce}"), files=files, environment=environment), nonce)
 
 
 @cache

@@ -16,7 +16,10 @@ SOLUTION: Final = "solution"
 """The submission's module, a file of the working directory."""
 READY_WIDTH: Final = 70_000
 """Bytes of the first line, more than a pipe holds, so that no submission can take it back out of the pipe."""
+_CLASS: Final = "Solution"
 _MAX_MESSAGE: Final = 400
+_VALUE_DEPTH: Final = 1_000
+"""Recursion limit while the value is written: its levels take more of the stack than those of a submission."""
 
 
 class Channel:
@@ -46,7 +49,10 @@ class Channel:
 
 
 def _resolve(entry: str) -> Any:  # noqa: ANN401 - whatever the submission defines
+    """Return the function; where the submission has no class `Solution`, `Solution.f` is its function `f`."""
     found: Any = sys.modules[SOLUTION]
+    if not hasattr(found, _CLASS):
+        entry = entry.removeprefix(f"{_CLASS}.")
     for name in entry.split("."):
         found = getattr(found() if isinstance(found, type) else found, name)
     return found
@@ -76,6 +82,7 @@ def _call_again(entry: str, arguments: Any, keywords: Any) -> None:  # noqa: ANN
 
 def run_call() -> None:
     """Read the job from standard input, call the submission, and send the value that it returned."""
+    from agentrl.reward.code.usual_names import supply_usual_names
     from agentrl.reward.code.values import decode_value, encode_arguments, encode_value
 
     job = cast("dict[str, Any]", json.loads(sys.stdin.buffer.read()))
@@ -86,6 +93,8 @@ def run_call() -> None:
     sys.path[0] = os.getcwd()
     channel = Channel(job["nonce"])
     channel.send("ready", " " * READY_WIDTH)
+    supply_usual_names(f"{SOLUTION}.py")
+    set_limit = sys.setrecursionlimit
     try:
         importlib.import_module(SOLUTION)
         for call in earlier:
@@ -100,6 +109,7 @@ def run_call() -> None:
         return
     try:
         value = function(*arguments, **keywords)
+        set_limit(_VALUE_DEPTH)
         try:
             text = encode(value)
         except TypeError as error:

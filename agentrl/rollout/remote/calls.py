@@ -1,7 +1,8 @@
 """The backend of a rollout worker: each model call goes to the driver over the worker's stream.
 
 Invariant: the driver's pool answers every call, so routing, failover, versions and spot checks are those of a local episode.
-A call ends with the driver's answer, with the driver's error, or with a message to the driver that aborts it.
+A call ends with the driver's answer, with the driver's error, or with a message to the driver that aborts it. Another
+message has the driver answer early.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from agentrl.rollout.remote.frames import (
     CallAnswered,
     CallFailed,
     CallPiece,
+    GiveUpCall,
     ModelCall,
     ToDriver,
     bytes_ids,
@@ -39,6 +41,7 @@ class DriverBackend:
         self._send = send
         self._numbers = itertools.count()
         self._waiting: dict[int, MemoryObjectSendStream[CallMessage]] = {}
+        self._by_request: dict[str, int] = {}
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return the driver's completion of `request`.
@@ -55,6 +58,12 @@ class DriverBackend:
         """Yield the completion as the driver gets it; leaving the block early aborts it."""
         return self._stream(request)
 
+    async def give_up(self, request_id: str) -> None:
+        """Have the driver end a call with the tokens it has."""
+        number = self._by_request.get(request_id)
+        if number in self._waiting:
+            self._send(GiveUpCall(number))
+
     def deliver(self, message: CallMessage) -> None:
         """Pass a message of the driver to its call; it is dropped if that call was aborted."""
         waiting = self._waiting.get(message.call)
@@ -67,11 +76,7 @@ class DriverBackend:
     @asynccontextmanager
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[AsyncIterator[GenerationChunk]]:
         with self._call(request, streamed=True) as messages:
-            chunks = _chunks_of(messages)
-            try:
-                yield chunks
-            finally:
-                await chunks.aclose()
+            yield _DriverChunks(messages)
 
     @contextmanager
     def _call(self, request: GenerateRequest, *, streamed: bool) -> Generator[MemoryObjectReceiveStream[CallMessage]]:
@@ -80,7 +85,7 @@ class DriverBackend:
         # No bound is needed: a server sends as many pieces as the call samples tokens at most.
         sending, messages = anyio.create_memory_object_stream[CallMessage](float("inf"))
         with sending, messages:
-            self._waiting[number] = sending
+            self._waiting[number], self._by_request[request.request_id] = sending, number
             try:
                 self._send(
                     ModelCall(
@@ -94,19 +99,27 @@ class DriverBackend:
                 )
                 yield messages
             finally:
+                self._by_request.pop(request.request_id, None)
                 if self._waiting.pop(number, None) is not None:
                     self._send(AbortCall(number))
 
 
-async def _chunks_of(messages: MemoryObjectReceiveStream[CallMessage]) -> AsyncGenerator[GenerationChunk]:
-    while True:
-        message = await messages.receive()
+class _DriverChunks(AsyncIterator[GenerationChunk]):
+    """The chunks of one call; a cancelled `anext` loses none."""
+
+    def __init__(self, messages: MemoryObjectReceiveStream[CallMessage]) -> None:
+        self._messages = messages
+        self._has_ended = False
+
+    async def __anext__(self) -> GenerationChunk:
+        if self._has_ended:
+            raise StopAsyncIteration
+        message = await self._messages.receive()
         if isinstance(message, CallPiece):
-            yield GenerationChunk(output_ids=bytes_ids(message.output_ids))
-            continue
+            return GenerationChunk(output_ids=bytes_ids(message.output_ids))
+        self._has_ended = True
         new_ids = b"" if isinstance(message, CallFailed) else message.new_ids
-        yield GenerationChunk(generation=_completed(message), output_ids=bytes_ids(new_ids))
-        return
+        return GenerationChunk(generation=_completed(message), output_ids=bytes_ids(new_ids))
 
 
 def _completed(last: CallAnswered | CallFailed) -> Generation:

@@ -17,6 +17,7 @@ from agentrl.episode.codec import unpacked
 from agentrl.errors import ConfigError, InvariantError, WorkflowError
 from agentrl.inference.backend import Context, Generation
 from agentrl.processes.frames import decoded
+from agentrl.tokens.formats import ToolFormatName
 from agentrl.types import Int32Array, Task
 
 MAX_MESSAGE_BYTES = 1 << 28
@@ -45,6 +46,7 @@ class WorkerSetup(msgspec.Struct, frozen=True, tag=True):
     seed: int | None
     stall_timeout_s: float
     """Seconds that code may block the worker's event loop, after which the worker ends."""
+    tool_format: ToolFormatName = "auto"
     max_message_bytes: int = MAX_MESSAGE_BYTES
     """Longest message about an episode, in either direction; a longer one fails its episode."""
 
@@ -152,6 +154,12 @@ class AbortCall(msgspec.Struct, frozen=True, tag=True):
     call: int
 
 
+class GiveUpCall(msgspec.Struct, frozen=True, tag=True):
+    """End a model call early, which is still answered, with the tokens it has; one that has ended is past it."""
+
+    call: int
+
+
 class TurnRecorded(msgspec.Struct, frozen=True, tag=True):
     """An episode has one more turn."""
 
@@ -196,6 +204,7 @@ ToDriver: TypeAlias = (
     | WorkerLogged
     | ModelCall
     | AbortCall
+    | GiveUpCall
     | TurnRecorded
     | EpisodeEnded
     | GroupScored

@@ -98,7 +98,9 @@ class RolloutWorker:
         self._send = send
         self._backend = DriverBackend(send)
         self._stall_timeout_s = setup.stall_timeout_s
-        renderer = Renderer.load(setup.model, template_options=json.loads(setup.template_options))
+        renderer = Renderer.load(
+            setup.model, template_options=json.loads(setup.template_options), tool_format=setup.tool_format
+        )
         workflow = load_workflow(setup.workflow, json.loads(setup.workflow_args))
         self._name = workflow.name
         self._runner = LocalRunner(

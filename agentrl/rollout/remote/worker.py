@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import anyio
@@ -22,7 +22,7 @@ from agentrl.client.config import SamplingConfig
 from agentrl.concurrency import task_group
 from agentrl.episode.codec import pack_trajectory, packed, unpack_trajectory, unpack_turn, with_score
 from agentrl.errors import AgentRLError, InvariantError, RolloutWorkerDied, WorkflowError
-from agentrl.inference.backend import Backend, GenerateRequest, SamplingParams
+from agentrl.inference.backend import Backend, GenerateRequest, GivesUp, SamplingParams
 from agentrl.processes.link import SILENT_S, STREAM_ENDS, Link, Silences, SilenceWords
 from agentrl.rollout.failure import RUN_ENDING, failure_stop_reason
 from agentrl.rollout.remote.calls import failed_call, rollout_error
@@ -35,6 +35,7 @@ from agentrl.rollout.remote.frames import (
     EpisodeCancelled,
     EpisodeEnded,
     EpisodeRaised,
+    GiveUpCall,
     GroupScored,
     ModelCall,
     ScoreGroup,
@@ -155,7 +156,7 @@ class RemoteWorker:
         self._max_message_bytes = max_message_bytes
         self._numbers = itertools.count()
         self._pending: dict[int, Pending[Any]] = {}
-        self._calls: dict[int, anyio.CancelScope] = {}
+        self._calls: dict[int, _DrivenCall] = {}
         self._unsent: list[bytes] = []
         """Messages that wait for the link. An episode waits for each answer to its calls, so there are few of them."""
         self._has_unsent = anyio.Event()
@@ -265,11 +266,14 @@ class RemoteWorker:
     def _handle(self, tasks: TaskGroup, message: ToDriver) -> None:
         match message:
             case ModelCall():
-                scope = self._calls[message.call] = anyio.CancelScope()
-                tasks.start_soon(self._answer, message, scope, name=TASK_NAME)
+                call = self._calls[message.call] = _DrivenCall(message.request_id)
+                tasks.start_soon(self._answer, message, call.scope, name=TASK_NAME)
             case AbortCall():
                 if message.call in self._calls:
-                    self._calls[message.call].cancel()
+                    self._calls[message.call].scope.cancel()
+            case GiveUpCall():
+                if message.call in self._calls and isinstance(self._backend, GivesUp):
+                    tasks.start_soon(self._give_up, self._backend, self._calls[message.call], name=TASK_NAME)
             case WorkerLogged():
                 self._log(message)
             case WorkerReady() | WorkerRefused():
@@ -309,7 +313,11 @@ class RemoteWorker:
         except AgentRLError as error:
             self._send(failed_call(call.call, error))
         finally:
-            del self._calls[call.call]
+            self._calls.pop(call.call).giving_up.cancel()
+
+    async def _give_up(self, backend: GivesUp, call: _DrivenCall) -> None:
+        with call.giving_up:
+            await backend.give_up(call.request_id)
 
     async def _complete(self, call: ModelCall) -> None:
         request = _request(call)
@@ -327,6 +335,15 @@ class RemoteWorker:
     def _fail_pending(self, how: str) -> None:
         for pending in self._pending.values():
             pending.end(pending.failed(RolloutWorkerDied(f"{self._name} died: {how}")))
+
+
+@dataclass(slots=True)
+class _DrivenCall:
+    """A model call that this process makes for a worker."""
+
+    request_id: str
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    giving_up: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
 def _request(call: ModelCall) -> GenerateRequest:

@@ -9,27 +9,31 @@ import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
-import anyio.to_thread
 from pydantic import Field, ValidationError, model_validator
 
 from agentrl.config.base import Config
 from agentrl.errors import ConfigError
 from agentrl.processes.config import ClusterConfig
-from agentrl.sandbox.containers.protocol import MAX_STARTING, Containers
-from agentrl.sandbox.containers.services.copied import CopiedContainers, Service
+from agentrl.sandbox.containers.protocol import ANY_IMAGE, MAX_STARTING, Containers
+from agentrl.sandbox.containers.services.copied import CopiedContainers
 from agentrl.sandbox.containers.services.docker_service import DockerService
-from agentrl.sandbox.containers.services.kubernetes import KubernetesService
 from agentrl.sandbox.containers.workbench import open_containers
 from agentrl.sandbox.types import Limits
+
+_REMOVED: Final = ("kubernetes", "e2b")
+_INSTEAD: Final = (
+    "Use `hosts`: run `agentrl sandbox-host` on other machines, pods of a cluster included; or docker or podman on this one "
+    "(docs/howto/fleet.md, docs/adr/0043-engines-that-ran.md)"
+)
 
 
 class ContainersConfig(Config):
     """Where containers run."""
 
-    backend: Literal["bubblewrap", "hosts", "ray", "docker", "podman", "kubernetes", "e2b"] = "bubblewrap"
-    """`bubblewrap`: this machine. `hosts`: others. `ray`: the nodes of a cluster. The rest are services."""
+    backend: Literal["bubblewrap", "hosts", "ray", "docker", "podman"] = "bubblewrap"
+    """`bubblewrap`: this machine. `hosts`: others. `ray`: the nodes of a cluster. The rest are engines of this machine."""
     hosts: tuple[str, ...] = ()
     """hosts: addresses of `agentrl sandbox-host`, such as `http://10.0.0.7:8710`."""
     address: str | None = None
@@ -37,27 +41,21 @@ class ContainersConfig(Config):
     nodes: int | None = Field(default=None, ge=1)
     """ray: how many nodes hold containers; None: all that are there at the start."""
     api_key_env: str | None = None
-    """hosts, e2b: the environment variable that holds the key."""
+    """hosts: the environment variable that holds the key."""
     image: str | None = None
-    """Services: the image, or template, of tasks that name none; `python3` must be in it, but for docker and podman."""
+    """docker, podman: the image of tasks that name none."""
     command: tuple[str, ...] | None = None
-    """docker, podman, kubernetes: the words of their command, such as `[kubectl, --context, lab]`; None: its name alone."""
+    """docker, podman: the words of their command, such as `[podman, --root, /srv/podman]`; None: its name alone."""
     runtime: str | None = None
-    """docker, podman: the runtime of containers, such as `runsc`."""
-    pod: Mapping[str, object] = {}
-    """kubernetes: further fields of a pod's spec, such as `{runtimeClassName: gvisor}`."""
-    api_version: str = "agents.x-k8s.io/v1beta1"
-    """kubernetes: of agent-sandbox."""
-    api_url: str = "https://api.e2b.app"
-    """e2b: the address of the service."""
-    envd_url: str = "https://49983-{sandbox}.{domain}"
-    """e2b: the address of a sandbox."""
+    """docker, podman: the runtime of containers, such as `runsc` for gVisor; None: the engine's default."""
     max_starting: int = Field(default=MAX_STARTING, ge=1)
     """Environments that start at a time; running ones do not count."""
 
     @model_validator(mode="before")
     @classmethod
     def _hosts_name_their_backend(cls, given: object) -> object:
+        if isinstance(given, dict) and given.get("backend") in _REMOVED:  # pyright: ignore[reportUnknownMemberType]
+            raise ValueError(f"backend: {given['backend']} is gone. {_INSTEAD}")
         if isinstance(given, dict) and given.get("hosts") and "backend" not in given:  # pyright: ignore[reportUnknownMemberType]
             return {**given, "backend": "hosts"}  # pyright: ignore[reportUnknownVariableType]
         return given  # pyright: ignore[reportUnknownVariableType]
@@ -70,8 +68,6 @@ class ContainersConfig(Config):
             raise ValueError(f"nodes and address: the backend {self.backend} has none; they are for the backend ray")
         if self.image is None and self.backend not in ("bubblewrap", "hosts", "ray"):
             raise ValueError(f"image: the backend {self.backend} needs one for tasks that name none")
-        if self.api_key_env is None and self.backend == "e2b":
-            raise ValueError("api_key_env: the backend e2b needs the name of the variable that holds its key")
         return self
 
     def key(self) -> str | None:
@@ -121,28 +117,14 @@ async def open_chosen_containers(
             )
         else:
             assert config.image is not None
+            engine = DockerService(config.backend, config.command or (config.backend,), config.runtime)
+            named = {name if given is None else given for name, given in images.items()} - {ANY_IMAGE}
+            await engine.check([config.image, *sorted(named - {config.image})])
             yield CopiedContainers(
-                await _service(config, stack),
+                engine,
                 images,
                 default=config.image,
                 limits=limits,
                 max_open=max_open,
                 max_starting=config.max_starting,
             )
-
-
-async def _service(config: ContainersConfig, stack: AsyncExitStack) -> Service:
-    if config.backend == "e2b":
-        from agentrl.sandbox.containers.services.e2b import open_e2b
-
-        key = config.key()
-        assert key is not None
-        return await stack.enter_async_context(open_e2b(config.api_url, key, envd_url=config.envd_url))
-    if config.backend == "kubernetes":
-        cluster = KubernetesService(config.command or ("kubectl",), api_version=config.api_version, pod=config.pod)
-        await cluster.check()
-        return cluster
-    docker = DockerService(config.backend, config.command or (config.backend,), config.runtime)
-    assert config.image is not None
-    await anyio.to_thread.run_sync(docker.check, config.image)
-    return docker

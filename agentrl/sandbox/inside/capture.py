@@ -13,6 +13,7 @@ import os
 import select
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -63,6 +64,21 @@ def reply_at_end(ended: str, code: int, capture: Capture) -> Reply:
     if ended == "exited":
         reply |= {"exit_status": code} if code >= 0 else {"ended": "killed", "signal": -code}
     return reply
+
+
+def open_end(pid: int) -> int:
+    """Return a descriptor that can be read once a child of this process has ended; gVisor has none for processes."""
+    with suppress(OSError):
+        return os.pidfd_open(pid)
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+
+    def wait() -> None:
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        os.close(writing)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return reading
 
 
 def wait_for_end(ended: int, stdin: int, data: bytes, capture: Capture, timeout_s: float) -> str:

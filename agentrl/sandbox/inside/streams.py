@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from capture import CHUNK, Reply
+from capture import CHUNK, Reply, open_end
 
 MAX_STREAMS = 16
 
@@ -88,7 +88,7 @@ class Stream:
         finally:
             os.close(writing)
         os.set_blocking(self.pipe, False)
-        self.dead = os.pidfd_open(self.process.pid)
+        self.dead = open_end(self.process.pid)
         self.watched = {self.pipe, self.dead}
         self.budget, self.cut, self.is_late = budget, 0, False
         self.timer = threading.Timer(timeout_s, self.expire)

@@ -22,12 +22,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from capture import Capture, Reply, answer_host, reply_at_end, wait_for_end, write_some
+from capture import Capture, Reply, answer_host, open_end, reply_at_end, wait_for_end, write_some
 from streams import Streams
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from changes import Changes
 
+OWN_LIMITS = ("SIGPENDING", "MSGQUEUE")
+"""Limits that gVisor refuses to set: what they bound is memory of its own, outside the machine's kernel."""
+PIECE_BYTES = 1 << 20
+"""Of an archive, that this process holds at a time: its memory counts as the programs' own."""
 SHELL_INTERRUPT_S = 1.0
 """Seconds that the Python and the shell have to answer an interrupt, before they are killed."""
 SHELL = r"""
@@ -50,9 +56,15 @@ class Bounds:
         return Bounds({**self.given, "CPU": seconds})
 
     def apply(self) -> None:
-        """Set them; runs in the new process."""
+        """Set them, and let the kernel end this process before its supervisor; runs in the new process."""
         for name, value in self.given.items():
-            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+            try:
+                resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+            except (OSError, ValueError):
+                if name not in OWN_LIMITS:
+                    raise
+        with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
 
     def allow_cpu(self, pid: int, seconds: int) -> None:
         """Give a resident process `seconds` of CPU more than it has used."""
@@ -91,7 +103,7 @@ class Resident:
             os.close(inner_status)
         for descriptor in (self.control, self.status):
             os.set_blocking(descriptor, False)
-        self.dead = os.pidfd_open(self.process.pid)
+        self.dead = open_end(self.process.pid)
         self.limit = limit
 
     def call(self, request: bytes, timeout_s: float) -> Reply:
@@ -152,6 +164,8 @@ class Supervisor:
         self.residents: dict[str, Resident] = {}
         self.streams = Streams()
         self.changes: Changes | None = None
+        self.packed: Iterator[bytes] | None = None
+        self.coming: int | None = None
         folder = os.path.dirname(os.path.abspath(__file__))
         self.commands = {
             "python": [sys.executable, "-u", "-B", os.path.join(folder, "interpreter.py")],
@@ -210,7 +224,7 @@ class Supervisor:
         assert process.stdout is not None
         assert process.stderr is not None
         capture = Capture((process.stdout.fileno(), process.stderr.fileno()), self.output)
-        process_end, stdin_end = os.pidfd_open(process.pid), os.dup(process.stdin.fileno())
+        process_end, stdin_end = open_end(process.pid), os.dup(process.stdin.fileno())
         process.stdin.close()
         try:
             ended = wait_for_end(process_end, stdin_end, base64.b64decode(stdin), capture, timeout_s)
@@ -240,12 +254,35 @@ class Supervisor:
         return {}
 
     def do_pack(self, budget: int) -> Reply:
-        """Return what changed since, as the archive of a layer."""
-        return {"content": self.changes.pack(budget) if self.changes is not None else ""}
+        """Return the next piece of what changed since, as the archive of a layer; nothing at its end.
 
-    def do_unpack(self, content: str) -> Reply:
-        """Apply the archive of a layer to the file system."""
-        _changes().unpack(content)
+        The first call ends every other process, as the end of the sandbox would.
+        """
+        if self.packed is None:
+            if os.getpid() == 1:
+                with suppress(ProcessLookupError):
+                    os.kill(-1, signal.SIGKILL)
+            self.packed = iter(()) if self.changes is None else self.changes.pack(budget)
+        data = bytearray()
+        for piece in self.packed:
+            data += piece
+            if len(data) >= PIECE_BYTES:
+                break
+        return {"content": base64.b64encode(data).decode()}
+
+    def do_unpack(self, content: str, is_last: bool, strict: bool) -> Reply:
+        """Take a piece of the archive of a layer; with the last one, apply it to the file system."""
+        changes = _changes()
+        if self.coming is None:
+            self.coming = os.open("/.agentrl", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.unlink("/.agentrl")
+        with os.fdopen(os.dup(self.coming), "r+b") as archive:
+            archive.write(base64.b64decode(content))
+            if is_last:
+                os.close(self.coming)
+                self.coming = None
+                archive.seek(0)
+                changes.unpack(archive, strict=strict)
         return {}
 
     def do_write(self, files: dict[str, str]) -> Reply:

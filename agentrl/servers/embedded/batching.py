@@ -214,13 +214,13 @@ def build_batch(
         chunks: prefill work.
         num_kv_heads: K.
     """
-    device = cache.data.device
+    device = cache.device
     ids, positions, token_rows = last_tokens, cache.lengths[rows], rows
     if chunks:
         ids = np.concatenate([ids, *(cache.tokens[c.row, c.start : c.end] for c in chunks)])
         positions = np.concatenate([positions, *(np.arange(c.start, c.end) for c in chunks)])
         token_rows = np.concatenate([rows, np.repeat([c.row for c in chunks], [c.end - c.start for c in chunks])])
-    write = (token_rows * (num_kv_heads * cache.capacity) + positions)[:, None] + cache.head_offsets
+    write = (token_rows * (num_kv_heads * cache.max_context) + positions)[:, None] + cache.head_offsets
     return StepBatch(
         ids=_tensor(ids.astype(np.int64, copy=False), device),
         positions=_tensor(positions, device),
@@ -236,13 +236,13 @@ def _tensor(array: NDArray[np.int64], device: torch.device) -> Tensor:
 
 def _decode_rows(cache: KVCache, rows: NDArray[np.int64], num_kv_heads: int) -> DecodeRows:
     first, span = int(rows[0]), int(rows[-1] - rows[0]) + 1
-    device, dense = cache.data.device, span == len(rows)
+    device, dense = cache.device, span == len(rows)
     lengths = cache.lengths[first : first + span] + 1
     context = int(lengths.max() if dense else cache.lengths[rows].max() + 1)
     mask = None
     if not dense or lengths.min() != context:
         visible = torch.arange(context, device=device) < _tensor(lengths, device)[:, None]
-        mask = torch.zeros(visible.shape, device=device, dtype=cache.data.dtype).masked_fill_(~visible, -torch.inf)
+        mask = torch.zeros(visible.shape, device=device, dtype=cache.dtype).masked_fill_(~visible, -torch.inf)
         mask = mask[:, None].expand(span, num_kv_heads, context).reshape(span * num_kv_heads, 1, context)
     return DecodeRows(
         count=len(rows),
@@ -272,7 +272,7 @@ def _groups(cache: KVCache, chunks: Sequence[Chunk], first_token: int) -> list[P
 
 
 def _group(cache: KVCache, chunks: list[Chunk], first_tokens: list[int]) -> PrefillGroup:
-    device, dtype = cache.data.device, cache.data.dtype
+    device, dtype = cache.device, cache.dtype
     sizes = np.array([c.end - c.start for c in chunks])
     width, context = int(sizes.max()), max(c.end for c in chunks)
     columns = np.arange(width)

@@ -7,23 +7,34 @@ epoch, and so is never shared.
 
 A row of an open session is overwritten only when every other free row is one, too. Then the newest session loses its row:
 with more sessions than rows, the oldest keep their prefixes and end, where the least recently used order would keep none.
+
+Rows have room for the longest context from the start, but only what is written takes memory on a CPU: the system gives a
+page of zeros at its first use. What changes keys and values waits in order until `data` is asked for, as the thread does
+that computes; the state of rows changes at once.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.servers.embedded.spec import ModelSpec
 from agentrl.types import BoolArray, Int32Array
 
-_FIRST_CAPACITY: Final = 256
+_SPARE_ROWS: Final = 8
+"""Most rows beside those of running sequences: they keep prefixes that others may continue."""
 _MAX_SESSIONS: Final = 65_536
 """Open sessions that are remembered; the oldest is closed for another one."""
 _PATIENCE: Final = 8
@@ -43,27 +54,26 @@ class PrefixMatch:
 
 
 class KVCache:
-    """Preallocated keys and values of `num_rows` sequences; grows in context length by doubling, never in rows."""
+    """Keys and values of `num_rows` sequences of at most `max_context` tokens."""
 
     def __init__(
         self, spec: ModelSpec, *, num_rows: int, max_context: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.num_rows = num_rows
         self.max_context = max_context
+        self.device, self.dtype = device, dtype
         self.epoch = 0
-        self.capacity = min(_FIRST_CAPACITY, max_context)
-        self._shape = (spec.num_layers, 2, num_rows, spec.num_kv_heads)
-        self._dim = spec.head_dim
-        # Zeros, not garbage: masked positions are multiplied by probability 0, and 0 * NaN is NaN.
-        self.data = torch.zeros(*self._shape, self.capacity, self._dim, device=device, dtype=dtype)
-        self.tokens: Int32Array = np.zeros((num_rows, self.capacity), np.int32)
+        self._data = _zeros((spec.num_layers, 2, num_rows, spec.num_kv_heads, max_context, spec.head_dim), device, dtype)
+        self._changes = deque[Callable[[], object]]()
+        self.tokens: Int32Array = np.zeros((num_rows, max_context), np.int32)
         self.lengths: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         """[rows]: positions computed."""
         self.known: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         """[rows]: tokens known; keys beyond `lengths` are not computed yet."""
         self.owned: BoolArray = np.zeros(num_rows, np.bool_)
         """[rows]: whether a running sequence has the row."""
-        self.head_offsets = self._head_offsets()
+        keys = np.arange(spec.num_kv_heads) * max_context
+        self.head_offsets: NDArray[np.int64] = np.concatenate((keys, keys + num_rows * spec.num_kv_heads * max_context))
         """[2K]: distance, in units of D elements, of each key and value head from a row's first element."""
         self._epochs: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self._keys: NDArray[np.int64] = np.zeros(num_rows, np.int64)
@@ -79,6 +89,13 @@ class KVCache:
         self._used: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self._clock = 0
 
+    @property
+    def data(self) -> Tensor:
+        """Return keys and values, [layers, 2, rows, K, max_context, D], after the changes that wait. One thread asks."""
+        while self._changes:
+            self._changes.popleft()()
+        return self._data
+
     def match(self, ids: Int32Array, limit: int, key: tuple[str, str] = ("", "")) -> PrefixMatch | None:
         """Return the row of the same cache key that shares the longest prefix of `ids[:limit]`, or None."""
         fresh = (self._epochs == self.epoch) & (self.known > 0) & (self._keys == self._key_id(key))
@@ -86,7 +103,7 @@ class KVCache:
         start, width = 0, 64
         best, best_length = -1, 0
         while len(candidates) and start < limit:
-            end = min(start + width, limit, self.capacity)
+            end = min(start + width, limit, self.max_context)
             if end <= start:
                 break
             equal = self.tokens[candidates, start:end] == ids[start:end]
@@ -123,8 +140,7 @@ class KVCache:
             row = self._victim(keep=match.row if match is not None else -1)
             self.dropped += bool(self._sessions[row] and self.lengths[row] and self._epochs[row] == self.epoch)
             if match is not None and reused:
-                self.data[:, :, row, :, :reused] = self.data[:, :, match.row, :, :reused]
-        self.reserve(len(ids) + 1)
+                self._changes.append(partial(self._copy, match.row, row, reused))
         self.tokens[row, : len(ids)] = ids
         self.lengths[row], self.known[row] = reused, len(ids)
         self.owned[row], self._epochs[row], self._keys[row] = True, self.epoch, self._key_id(key)
@@ -151,7 +167,7 @@ class KVCache:
 
     def erase(self, row: int) -> None:
         """Zero a row whose values are not finite, so that they cannot reach its next owner through the mask."""
-        self.data[:, :, row] = 0
+        self._changes.append(lambda: self._data[:, :, row].zero_())
         self.lengths[row] = self.known[row] = 0
 
     def flush(self) -> None:
@@ -164,28 +180,18 @@ class KVCache:
 
     def swap(self, a: int, b: int) -> None:
         """Exchange two rows and their state."""
-        length = int(max(self.lengths[a], self.lengths[b]))
-        held = self.data[:, :, a, :, :length].clone()
-        self.data[:, :, a, :, :length] = self.data[:, :, b, :, :length]
-        self.data[:, :, b, :, :length] = held
+        self._changes.append(partial(self._exchange, a, b, int(max(self.lengths[a], self.lengths[b]))))
         arrays = (self.tokens, self.lengths, self.known, self.owned, self._epochs, self._keys, self._sessions, self._used)
         for array in arrays:
             array[[a, b]] = array[[b, a]]
 
-    def reserve(self, length: int) -> None:
-        """Make room for sequences of `length` tokens."""
-        if length <= self.capacity or self.capacity == self.max_context:
-            return
-        capacity = self.capacity
-        while capacity < length:
-            capacity *= 2
-        capacity = min(capacity, self.max_context)
-        grown = self.data.new_zeros(*self._shape, capacity, self._dim)
-        grown[..., : self.capacity, :] = self.data
-        tokens = np.zeros((self.num_rows, capacity), np.int32)
-        tokens[:, : self.capacity] = self.tokens
-        self.data, self.tokens, self.capacity = grown, tokens, capacity
-        self.head_offsets = self._head_offsets()
+    def _copy(self, source: int, row: int, length: int) -> None:
+        self._data[:, :, row, :, :length] = self._data[:, :, source, :, :length]
+
+    def _exchange(self, a: int, b: int, length: int) -> None:
+        held = self._data[:, :, a, :, :length].clone()
+        self._data[:, :, a, :, :length] = self._data[:, :, b, :, :length]
+        self._data[:, :, b, :, :length] = held
 
     def _open_session(self, session: str) -> int:
         number = self._open.get(session)
@@ -212,11 +218,6 @@ class KVCache:
             self._next_key += 1
         return number
 
-    def _head_offsets(self) -> NDArray[np.int64]:
-        _, _, rows, heads = self._shape
-        keys = np.arange(heads) * self.capacity
-        return np.concatenate((keys, keys + rows * heads * self.capacity))
-
     def _victim(self, keep: int) -> int:
         """Return the free row to overwrite: an empty or outdated one, else the least recently used, sessions' rows last."""
         held = (self._sessions > 0) & (self._clock - self._used <= _PATIENCE * self.num_rows)
@@ -228,10 +229,28 @@ class KVCache:
         return int(age.argmin())
 
 
+def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return zeros, not garbage: masked positions are multiplied by probability 0, and 0 * NaN is NaN.
+
+    On a CPU they are pages that take memory once they are written, where torch would write them all.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    pages = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # of 2 MiB, each of which holds positions of many rows
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype, count=math.prod(shape)).reshape(shape)
+
+
+def count_rows(max_running: int) -> int:
+    """Return the rows of a cache whose memory suffices: one for each running sequence, and a few for prefixes."""
+    return max_running + min(max_running, _SPARE_ROWS)
+
+
 def plan_rows(
     spec: ModelSpec, *, max_running: int, max_context: int, device: torch.device, dtype: torch.dtype, memory_fraction: float
 ) -> int:
-    """Return how many rows fit in `memory_fraction` of the device's memory: at most two for each running sequence."""
+    """Return how many rows fit in `memory_fraction` of the device's memory, at most `count_rows`."""
     row_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * max_context * dtype.itemsize
     if device.type == "cuda":
         total = torch.cuda.mem_get_info(device)[0]
@@ -244,4 +263,4 @@ def plan_rows(
             f"over {memory_fraction:.0%} of {total / 2**20:.0f} MiB on {device}; "
             "lower max_context_tokens or raise the fraction"
         )
-    return min(fit, 2 * max_running)
+    return min(fit, count_rows(max_running))

@@ -1,4 +1,8 @@
-"""Continuous batching: admission, chunked prefill, decode, finish. Synchronous; one call of `step` is one forward.
+"""Continuous batching: admission, chunked prefill, decode, finish. Synchronous; a step is one forward.
+
+A step has three parts: `begin` chooses its work, `compute` does it, in any thread, and `end` delivers its tokens. Between
+`begin` and `end` requests may arrive and end, a pause may begin and the weights may change: a sequence that lost its row
+meanwhile gets nothing of the step, and a step that was discarded never happened, but for the time that it took.
 
 Invariant: an unfinished sequence either waits (no row, at its place in the queue) or runs (one row). Each sampled token is
 appended once, with the log-prob and the version of the weights that computed its logits. A sequence ends exactly once, in
@@ -9,29 +13,72 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from agentrl.errors import RequestRejected
 from agentrl.servers.embedded.batching import Chunk, Pace, Piece, RowTable, build_batch, decoding_rows, plan_pieces
 from agentrl.servers.embedded.cache import KVCache
 from agentrl.servers.embedded.low_rank import AdapterTokens, ServedAdapter, group_by_adapter
-from agentrl.servers.embedded.model import Transformer
-from agentrl.servers.embedded.sampler import Penalties, SampleBatch, mix_seed, sample
+from agentrl.servers.embedded.model import StepBatch, Transformer
+from agentrl.servers.embedded.sampler import Penalties, SampleBatch, Shaping, mix_seed, sample
 from agentrl.servers.embedded.sequences import EngineSequence, TextCodec, ending, make_sequence
+from agentrl.servers.embedded.weights import ServedWeights
 from agentrl.servers.engine import EngineRequest, Finish, Sink
 
 _WORTH_WAITING: Final = 32
 """A request waits a step if another sequence is computing at least this many tokens of their shared prefix."""
 
 
+class _Scoring(NamedTuple):
+    """Prompt tokens whose log-probs a piece of prefill gives."""
+
+    piece: Piece
+    start: int
+    """Flat index of the hidden state that predicts the first of them."""
+    last: int
+    """Position in the prompt after the last of them."""
+    targets: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Step:
+    """The work of one forward pass; nothing that changes until its end is read from elsewhere, but keys and values."""
+
+    weights: ServedWeights
+    batch: StepBatch
+    pieces: list[Piece]
+    scorings: list[_Scoring]
+    decoding: int
+    """B: rows that decode, the first of `rows`."""
+    rows: NDArray[np.int64]
+    """[n] cache rows that sample a token."""
+    owners: list[EngineSequence]
+    """[n]: their sequences."""
+    picked: NDArray[np.int64] | None
+    """[n]: their flat tokens; None: all tokens of the step."""
+    sampling: SampleBatch
+    shaping: Shaping | None
+
+
+class Computed(NamedTuple):
+    """The results of a step."""
+
+    ids: NDArray[np.int64]
+    """[n]"""
+    logprobs: NDArray[np.float32]
+    """[n]"""
+    scores: list[list[float]]
+    """For each scoring."""
+    seconds: float
+
+
 class Core:
-    """Sequences, rows and the step; the model's weights are replaced between steps by `set_weights`.
+    """Sequences, rows and steps.
 
     Args:
         model: computes logits.
@@ -71,8 +118,9 @@ class Core:
         self._num_running = 0
         self._labels = 0
         self._random = np.random.default_rng(random_seed)
-        self._penalties = Penalties(model.spec.vocab_size, cache.data.device)
+        self._penalties = Penalties(model.spec.vocab_size, cache.device)
         self._pace = Pace()
+        self._current: Step | None = None
 
     @property
     def num_running(self) -> int:
@@ -120,37 +168,103 @@ class Core:
         self.label = label
         self._labels += 1
 
-    @torch.inference_mode()
-    def step(self, *, admit: bool) -> bool:
-        """Run one forward and deliver its tokens, or do nothing and return False if there is no work."""
+    def begin(self, *, admit: bool) -> Step | None:
+        """Return the next step, or None if there is no work; `end` comes before another one."""
         if admit:
             self._admit()
-        chunks = plan_pieces(self._prefilling, self.cache, self._pace.budget)
-        rows = decoding_rows(self.table, self.cache)
-        if not chunks and not len(rows):
-            return False
-        begin = time.perf_counter()
         table, cache = self.table, self.cache
-        if len(rows):
-            cache.reserve(int(cache.known[rows].max()) + 1)
-        work = [Chunk(sequence.row, start, end) for sequence, start, end in chunks]
+        pieces = plan_pieces(self._prefilling, cache, self._pace.budget)
+        rows = decoding_rows(table, cache)
+        if not pieces and not len(rows):
+            return None
+        work = [Chunk(sequence.row, start, end) for sequence, start, end in pieces]
         batch = build_batch(cache, rows, table.last_token[rows], work, num_kv_heads=self.model.spec.num_kv_heads)
         if self.adapted:
-            batch = replace(batch, adapters=self._adapters(rows, chunks))
-        hidden = self.model.hidden(batch, cache.data)
-        cache.lengths[rows] += 1
-        if chunks:
-            rows, hidden = self._end_prefill(chunks, rows, hidden)
-        if len(rows):
-            self._sample(rows, self.model.logits(hidden))
-        prefilled = len(batch.ids) - (batch.decode.count if batch.decode is not None else 0)
-        self._pace.measured(prefilled, time.perf_counter() - begin)
-        return True
+            batch = replace(batch, adapters=self._adapters(rows, pieces))
+        sampling, picked = self._sampling_rows(rows, pieces)
+        owners = [self._owner(row) for row in sampling.tolist()]
+        shaped = np.flatnonzero(table.shaped[sampling]).tolist()
+        self._current = Step(
+            weights=self.model.weights,
+            batch=batch,
+            pieces=pieces,
+            scorings=self._scorings(pieces, len(rows)),
+            decoding=len(rows),
+            rows=sampling,
+            owners=owners,
+            picked=picked,
+            sampling=SampleBatch(
+                temperature=table.temperature[sampling],
+                top_p=table.top_p[sampling],
+                top_k=table.top_k[sampling],
+                min_p=table.min_p[sampling],
+                draws=table.next_draws(sampling),
+                cut=table.cut[sampling],
+            ),
+            shaping=self._penalties.plan((at, owners[at]) for at in shaped) if shaped else None,
+        )
+        return self._current
+
+    @torch.inference_mode()
+    def compute(self, step: Step) -> Computed:
+        """Return the results of a step; any thread may call it, one at a time."""
+        begin = time.perf_counter()
+        model, weights = self.model, step.weights
+        hidden = model.hidden(step.batch, self.cache.data, weights)
+        scores: list[list[float]] = []
+        for scoring in step.scorings:
+            states = hidden[scoring.start : scoring.start + len(scoring.targets)]
+            logprobs = torch.log_softmax(model.logits(states, weights), -1)
+            targets = torch.from_numpy(scoring.targets).to(logprobs.device)
+            scores.append(logprobs.gather(1, targets[:, None])[:, 0].tolist())
+        if not len(step.rows):
+            return Computed(np.empty(0, np.int64), np.empty(0, np.float32), scores, time.perf_counter() - begin)
+        if step.picked is not None:
+            hidden = hidden[torch.from_numpy(step.picked).to(hidden.device)]
+        logits = model.logits(hidden, weights)
+        if step.shaping is not None:
+            self._penalties.shape(logits, step.shaping)
+        sampled = sample(logits, step.sampling)
+        ids, logprobs = sampled.ids.cpu().numpy(), sampled.logprobs.cpu().numpy()
+        return Computed(ids, logprobs, scores, time.perf_counter() - begin)
+
+    def discard(self) -> None:
+        """Have the step that is being computed never have happened; what it wrote is computed again."""
+        self._current = None
+
+    def end(self, step: Step, computed: Computed) -> None:
+        """Deliver the results of a step to the sequences that kept their rows."""
+        table, cache = self.table, self.cache
+        kept = self._current is step
+        self._current = None
+        prefilled = len(step.batch.ids) - step.decoding
+        self._pace.measured(prefilled, computed.seconds)
+        valid = np.array([kept and table.owners[row] is one for row, one in zip(step.rows, step.owners, strict=True)], bool)
+        for row in step.rows[~valid & ~np.isfinite(computed.logprobs)].tolist():
+            if not cache.owned[row]:
+                cache.erase(row)
+        if not kept:
+            return
+        decoded = step.rows[: step.decoding][valid[: step.decoding]]
+        cache.lengths[decoded] += 1
+        self._end_prefill(step, computed.scores)
+        rows, ids, logprobs = step.rows[valid], computed.ids[valid], computed.logprobs[valid]
+        if not len(rows):
+            return
+        if step.shaping is not None:
+            owners = [table.owners[row] for row in rows.tolist()]
+            for one, token in zip(owners, ids.tolist(), strict=True):
+                if one is not None and one.penalized:
+                    self._penalties.count(one.request.rid, token)
+        cache.tokens[rows, cache.known[rows]] = ids
+        cache.known[rows] += 1
+        table.advance(rows, ids)
+        self._deliver(rows, ids, logprobs)
 
     def _adapters(self, rows: NDArray[np.int64], chunks: list[Piece]) -> tuple[AdapterTokens, ...]:
         owners = [self._owner(row).adapter for row in rows.tolist()] + [piece.sequence.adapter for piece in chunks]
         counts = [1] * len(rows) + [piece.end - piece.start for piece in chunks]
-        return group_by_adapter(owners, counts, self.cache.data.device)
+        return group_by_adapter(owners, counts, self.cache.device)
 
     def _admit(self) -> None:
         """Give rows to waiting sequences in order of arrival, and reuse the cached prefix of each."""
@@ -175,63 +289,53 @@ class Core:
             self._penalties.add(sequence)
         self.waiting.extendleft(reversed(held))
 
-    def _end_prefill(self, chunks: list[Piece], rows: NDArray[np.int64], hidden: Tensor) -> tuple[NDArray[np.int64], Tensor]:
-        """Record the prefilled chunks; return the rows to sample now and their hidden states."""
+    def _sampling_rows(
+        self, rows: NDArray[np.int64], pieces: list[Piece]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """Return the rows that sample after this step, and their flat tokens; None: these are all tokens."""
+        if not pieces:
+            return rows, None
         at = len(rows)
         picked, ready = list(range(at)), rows.tolist()
-        for sequence, start, end in chunks:
-            row = sequence.row
-            self.cache.lengths[row] = end
-            if sequence.scoring_from < len(sequence.prompt):
-                self._score(sequence, start, end, hidden[at : at + end - start])
+        for sequence, start, end in pieces:
             at += end - start
-            if end < self.cache.known[row]:
+            if end == self.cache.known[sequence.row] and sequence.request.sampling.max_new_tokens:
+                picked.append(at - 1)
+                ready.append(sequence.row)
+        return np.array(ready, np.int64), np.array(picked, np.int64)
+
+    def _scorings(self, pieces: list[Piece], at: int) -> list[_Scoring]:
+        """Return the prompt tokens whose log-probs, at temperature 1, the logits of each piece predict."""
+        found: list[_Scoring] = []
+        for piece in pieces:
+            sequence, start, end = piece
+            first, last = max(sequence.scored, start + 1), min(end + 1, len(sequence.prompt))
+            wanted = sequence.scoring_from < len(sequence.prompt) and sequence.progress.input_logprobs is not None
+            if wanted and first < last:
+                targets = sequence.prompt[first:last].astype(np.int64)
+                found.append(_Scoring(piece, at + first - 1 - start, last, targets))
+            at += end - start
+        return found
+
+    def _end_prefill(self, step: Step, scores: list[list[float]]) -> None:
+        """Record the prefilled pieces of the sequences that kept their rows."""
+        cache = self.cache
+        for scoring, values in zip(step.scorings, scores, strict=True):
+            sequence = scoring.piece.sequence
+            if sequence.row >= 0 and sequence.progress.input_logprobs is not None:
+                sequence.progress.input_logprobs.extend(values)
+                sequence.scored = scoring.last
+        for sequence, _, end in step.pieces:
+            row = sequence.row
+            if row < 0:
+                continue
+            cache.lengths[row] = end
+            if end < cache.known[row]:
                 continue
             self._prefilling.remove(sequence)
             self.table.decoding[row] = True
             if sequence.request.sampling.max_new_tokens == 0:
                 self._finish(sequence, Finish(kind="length"))
-                continue
-            picked.append(at - 1)
-            ready.append(row)
-        index = torch.tensor(picked, dtype=torch.int64, device=hidden.device)
-        return np.array(ready, np.int64), hidden[index]
-
-    def _score(self, sequence: EngineSequence, start: int, end: int, hidden: Tensor) -> None:
-        """Report log-probs, at temperature 1, of the prompt tokens that the logits at `start` to `end` predict."""
-        reported = sequence.progress.input_logprobs
-        first = max(sequence.scored, start + 1)
-        last = min(end + 1, len(sequence.prompt))
-        if reported is None or first >= last:
-            return
-        logprobs = torch.log_softmax(self.model.logits(hidden[first - 1 - start : last - 1 - start]), -1)
-        targets = torch.from_numpy(sequence.prompt[first:last].astype(np.int64)).to(logprobs.device)
-        reported.extend(logprobs.gather(1, targets[:, None])[:, 0].tolist())
-        sequence.scored = last
-
-    def _sample(self, rows: NDArray[np.int64], logits: Tensor) -> None:
-        """Sample a token for each row, append it, and finish the sequences that end with it."""
-        table, cache = self.table, self.cache
-        shaped = np.flatnonzero(table.shaped[rows]).tolist()
-        penalized = self._penalties.shape(logits, ((at, self._owner(int(rows[at]))) for at in shaped)) if shaped else []
-        sampled = sample(
-            logits,
-            SampleBatch(
-                temperature=table.temperature[rows],
-                top_p=table.top_p[rows],
-                top_k=table.top_k[rows],
-                min_p=table.min_p[rows],
-                draws=table.next_draws(rows),
-                cut=table.cut[rows],
-            ),
-        )
-        if penalized:
-            self._penalties.count(penalized, sampled.ids)
-        ids, logprobs = sampled.ids.cpu().numpy(), sampled.logprobs.cpu().numpy()
-        cache.tokens[rows, cache.known[rows]] = ids
-        cache.known[rows] += 1
-        table.advance(rows, ids)
-        self._deliver(rows, ids, logprobs)
 
     def _deliver(self, rows: NDArray[np.int64], ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
         table = self.table

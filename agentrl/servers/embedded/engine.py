@@ -1,27 +1,34 @@
-"""The embedded engine: SGLang's control calls around the synchronous core, on one event loop.
+"""The embedded engine: SGLang's control calls around the synchronous core, on one event loop; a thread computes.
 
-Invariant: weights, pause state and version label change only between two steps, because steps run inline on the event-loop
-thread and no method awaits in the middle of a change. Who waits for whom: `run` waits for a request, a resume or an update;
-an update without a pause waits until the running sequences finish or a pause begins; `flush_cache` waits until nothing runs.
+Invariant: calls are answered while a step is computed, however long that takes. Weights, pause state and version label
+change only between two steps: a pause or a swap during a step discards the step, which then never happened, and no method
+awaits in the middle of a change. One step is computed at a time.
+
+Who waits for whom: `run` waits for a request, a resume or an update; an update without a pause waits until the running
+sequences finish or a pause begins; `flush_cache` waits until nothing runs.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
 import torch
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InvariantError
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.embedded.adapting import MAX_ADAPTERS, LoadedAdapters
 from agentrl.servers.embedded.cache import KVCache, plan_rows
-from agentrl.servers.embedded.core import Core
+from agentrl.servers.embedded.core import Computed, Core, Step
 from agentrl.servers.embedded.faults import SGLangFault
 from agentrl.servers.embedded.low_rank import ServedAdapter, read_served_adapter
 from agentrl.servers.embedded.model import Transformer
@@ -52,6 +59,82 @@ class EngineOptions:
     """Faults of SGLang to reproduce, for tests of clients."""
     turn_s: float = 0.001
     """Steps shorter than this, seconds, share a turn of the event loop; with 0 each step has its own on any machine."""
+
+
+_PATIENCE_S: Final = 0.02
+"""Seconds that the event loop waits for a step, so that short ones cost no turn of it; a longer one ends in its own time."""
+_WHOLE_TURN_S: Final = 0.05
+"""The same where each step has a turn of its own, as in tests."""
+STUCK_S: Final = 300.0
+"""Seconds after which a step counts as one that never ends; the server ends then, as SGLang's watchdog ends SGLang."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    step: Step
+    done: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Guards the end of the step against the event loop's decision to wait no longer."""
+    wake: Callable[[], None] | None = None
+    """Wakes the event loop; None: it still waits for `done`."""
+    result: Computed | None = None
+    failure: Exception | None = None
+
+    def end(self) -> None:
+        """Say that the step is computed. From the computing thread."""
+        with self.lock:
+            self.done.set()
+        if self.wake is not None:
+            with suppress(anyio.RunFinishedError):
+                self.wake()
+
+
+class _Computing:
+    """The thread that computes; it ends when `close` is called."""
+
+    def __init__(self, compute: Callable[[Step], Computed]) -> None:
+        self._compute, self._jobs = compute, queue.SimpleQueue[_Job | None]()
+        self._threads = torch.get_num_threads()
+        threading.Thread(target=self._serve, name="computing", daemon=True).start()
+
+    async def run(self, step: Step, patience_s: float) -> Computed:
+        """Return the results of a step; the event loop waits for `patience_s`, and runs on from then.
+
+        Cancellation: the step ends first, because nobody can stop its thread.
+
+        Raises:
+            InvariantError: the step does not end.
+        """
+        job = _Job(step)
+        self._jobs.put(job)
+        if not job.done.wait(patience_s):
+            token, ended = anyio.lowlevel.current_token(), anyio.Event()
+            with job.lock:
+                waiting = not job.done.is_set()
+                if waiting:
+                    job.wake = lambda: anyio.from_thread.run_sync(ended.set, token=token)
+            if waiting:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(STUCK_S):
+                    await ended.wait()
+        if job.failure is not None:
+            raise job.failure
+        if job.result is None:
+            raise InvariantError(f"a step has taken {STUCK_S:g} s: it hangs, or this model is too large for this machine")
+        return job.result
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._jobs.put(None)
+
+    def _serve(self) -> None:
+        torch.set_num_threads(self._threads)  # OpenMP's number is one of each thread
+        while (job := self._jobs.get()) is not None:
+            try:
+                job.result = self._compute(job.step)
+            except Exception as error:  # noqa: BLE001 - the event loop raises it
+                job.failure = error
+            job.end()
+            del job
 
 
 def device_of(name: str) -> torch.device:
@@ -157,19 +240,28 @@ class EmbeddedEngine:
         )
 
     async def run(self) -> None:
-        """Step while there is work, and yield to the event loop about every `turn_s`; wait for work without limit."""
+        """Step while there is work, and yield to the event loop about every `turn_s`; wait for work without limit.
+
+        Cancellation: a step that is being computed ends first.
+        """
         core, gate, turn_s, turned = self._core, self._gate, self._options.turn_s, time.perf_counter()
+        patience_s = _PATIENCE_S if turn_s else _WHOLE_TURN_S
+        computing = _Computing(core.compute)
         try:
             while True:
-                if gate.paused is not None or not core.step(admit=not gate.draining):
+                step = None if gate.paused is not None else core.begin(admit=not gate.draining)
+                if step is None:
                     await gate.wait()
-                elif core.num_running == 0 or gate.watched:
-                    gate.notify()
-                elif time.perf_counter() - turned < turn_s:
-                    continue
+                else:
+                    core.end(step, await computing.run(step, patience_s))
+                    if core.num_running == 0 or gate.watched:
+                        gate.notify()
+                    elif time.perf_counter() - turned < turn_s:
+                        continue
                 await anyio.lowlevel.checkpoint()
                 turned = time.perf_counter()
         finally:
+            computing.close()
             for sequence in tuple(core.live.values()):
                 core.abort(sequence)
 
@@ -205,6 +297,7 @@ class EmbeddedEngine:
             self.abort(abort_all=True)
         elif mode == "retract":
             self._core.retract()
+        self._core.discard()
         self._gate.paused = mode
         self._gate.notify()
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.servers.embedded.spec import ModelSpec
+from agentrl.servers.embedded.weights import held_checksum
 from agentrl.weights.model_files import model_tensors
 from agentrl.weights.peft_files import (
     ADAPTER_BASE_FILE,
@@ -32,7 +33,7 @@ from agentrl.weights.peft_files import (
     read_adapter,
     read_adapter_config,
 )
-from agentrl.weights.tensors import RawTensor, tensor_checksum
+from agentrl.weights.tensors import RawTensor
 
 Part = Literal["qkv", "out", "gate_up", "down"]
 _MODULES: Final[Mapping[Part, tuple[str, ...]]] = {
@@ -42,7 +43,7 @@ _MODULES: Final[Mapping[Part, tuple[str, ...]]] = {
     "down": ("mlp.down_proj",),
 }
 """Modules of a layer that one matrix product computes, in the order of its outputs."""
-_STORED: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_STORED: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,13 +71,8 @@ class ServedAdapter:
     """Unique in this process, so that keys and values of a former adapter of the same name are never matched."""
 
     def checksums(self) -> dict[str, str]:
-        """Return the digest of each matrix in the type that it has in its file, by PEFT's name."""
-        sums: dict[str, str] = {}
-        for name, tensor in self.named.items():
-            dtype = self.file_types[name]
-            data = tensor.to("cpu", dtype).contiguous().view(torch.uint8).numpy().data
-            sums[name] = tensor_checksum(name, _STORED[dtype], list(tensor.shape), data)
-        return sums
+        """Return `held_checksum` of each matrix, by PEFT's name."""
+        return {name: held_checksum(name, tensor, self.file_types[name]) for name, tensor in self.named.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from agentrl.servers.embedded.low_rank import AdapterTokens, add_low_rank
 from agentrl.servers.embedded.spec import ModelSpec
-from agentrl.servers.embedded.weights import ServedWeights
+from agentrl.servers.embedded.weights import LayerWeights, ServedWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,17 +86,19 @@ class Transformer:
         table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
         self._rope = table.to(reference.device, reference.dtype)[:, :, None]  # [2, max_context, 1, D]
 
-    def hidden(self, batch: StepBatch, cache: Tensor) -> Tensor:
+    def hidden(self, batch: StepBatch, cache: Tensor, weights: ServedWeights | None = None) -> Tensor:
         """Return the normalized last hidden states, [N, hidden], and write the new keys and values into `cache`.
 
         Args:
             batch: the tokens of this step.
-            cache: [layers, 2, rows, K, capacity, D].
+            cache: [layers, 2, rows, K, max_context, D].
+            weights: to compute with, which others may replace meanwhile; None: the present ones.
         """
-        x = F.embedding(batch.ids, self.weights.embedding)
+        weights = weights or self.weights
+        x = F.embedding(batch.ids, weights.embedding)
         rope = self._rope.index_select(1, batch.positions).unbind()
-        for index, layer in enumerate(self.weights.layers):
-            attended = self._attention(index, self._norm(x, layer.input_norm), rope, batch, cache[index])
+        for index, layer in enumerate(weights.layers):
+            attended = self._attention(index, layer, self._norm(x, layer.input_norm), rope, batch, cache[index])
             x = _project_onto(x, attended, layer.out, layer.out_bias)
             add_low_rank(x, attended, batch.adapters, index, "out")
             normed = self._norm(x, layer.post_norm)
@@ -106,11 +108,11 @@ class Transformer:
             inner = F.silu(gate).mul_(up)
             x = _project_onto(x, inner, layer.down, layer.down_bias)
             add_low_rank(x, inner, batch.adapters, index, "down")
-        return self._norm(x, self.weights.final_norm)
+        return self._norm(x, weights.final_norm)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 logits, [n, V], of hidden states [n, hidden]."""
-        return F.linear(hidden, self.weights.head).float()
+    def logits(self, hidden: Tensor, weights: ServedWeights | None = None) -> Tensor:
+        """Return float32 logits, [n, V], of hidden states [n, hidden] under `weights`; None: under the present ones."""
+        return F.linear(hidden, (weights or self.weights).head).float()
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return `x` divided by its root mean square over the last dimension, times `weight`."""
@@ -120,8 +122,10 @@ class Transformer:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return (x * torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()).mul_(weight)
 
-    def _attention(self, index: int, x: Tensor, rope: tuple[Tensor, ...], batch: StepBatch, cache: Tensor) -> Tensor:
-        spec, layer = self.spec, self.weights.layers[index]
+    def _attention(
+        self, index: int, layer: LayerWeights, x: Tensor, rope: tuple[Tensor, ...], batch: StepBatch, cache: Tensor
+    ) -> Tensor:
+        spec = self.spec
         heads, keys, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         qkv = F.linear(x, layer.qkv, layer.qkv_bias)
         add_low_rank(qkv, x, batch.adapters, index, "qkv")

@@ -21,6 +21,17 @@ from agentrl.servers.embedded.sequences import EngineSequence
 from agentrl.types import BoolArray
 
 
+class Shaping(NamedTuple):
+    """The changes of the logits of one step."""
+
+    penalized: list[tuple[int, str]]
+    """(row of logits, rid) of each request that has penalties."""
+    index: Tensor
+    """Where their counts are."""
+    short: list[tuple[int, list[int]]]
+    """(row of logits, tokens that it must not sample yet)."""
+
+
 class Penalties:
     """Token counts of the requests that have penalties."""
 
@@ -50,29 +61,28 @@ class Penalties:
         if index is not None:
             self._free.append(index)
 
-    def shape(self, logits: Tensor, sequences: Iterable[tuple[int, EngineSequence]]) -> list[tuple[int, str]]:
-        """Apply penalties and minimum lengths to `logits`, in place.
-
-        Args:
-            logits: [n, V].
-            sequences: (row of logits, its sequence) for each sequence with a penalty or a minimum length.
-
-        Returns:
-            (row of logits, rid) of the penalized ones, to `count` once a token is sampled.
-        """
+    def plan(self, sequences: Iterable[tuple[int, EngineSequence]]) -> Shaping:
+        """Return what `shape` does; given (row of logits, its sequence) for each that has a penalty or a minimum length."""
         held = list(sequences)
         penalized = [(at, sequence.request.rid) for at, sequence in held if sequence.penalized]
-        if penalized:
-            self._apply(logits, penalized)
-        for at, sequence in held:
-            if len(sequence.progress.output_ids) < sequence.request.sampling.min_new_tokens:
-                logits[at, list(sequence.held_ids)] = -torch.inf
-        return penalized
+        short = [
+            (at, list(sequence.held_ids))
+            for at, sequence in held
+            if len(sequence.progress.output_ids) < sequence.request.sampling.min_new_tokens
+        ]
+        return Shaping(penalized, self._indices([rid for _, rid in penalized]), short)
 
-    def _apply(self, logits: Tensor, penalized: list[tuple[int, str]]) -> None:
+    def shape(self, logits: Tensor, shaping: Shaping) -> None:
+        """Apply penalties and minimum lengths to `logits`, [n, V], in place."""
+        if shaping.penalized:
+            self._apply(logits, shaping)
+        for at, held_ids in shaping.short:
+            logits[at, held_ids] = -torch.inf
+
+    def _apply(self, logits: Tensor, shaping: Shaping) -> None:
         """Change the logits of penalized rows by SGLang's formulas: output tokens count, those of the prompt do not."""
-        index = self._indices([rid for _, rid in penalized])
-        where = torch.tensor([at for at, _ in penalized], device=self._device)
+        index = shaping.index
+        where = torch.tensor([at for at, _ in shaping.penalized], device=self._device)
         counts = self._outputs[index]
         frequency, presence, repetition = (column[:, None] for column in self._factors[index].unbind(1))
         seen = counts > 0
@@ -80,13 +90,14 @@ class Penalties:
         scale = torch.where(seen, repetition, torch.ones_like(repetition))
         logits[where] = torch.where(part > 0, part / scale, part * scale)
 
-    def count(self, penalized: list[tuple[int, str]], ids: Tensor) -> None:
-        """Count the sampled tokens `ids`, [n] int64, of the rows that `shape` returned."""
-        index = self._indices([rid for _, rid in penalized])
-        self._outputs[index, ids[[at for at, _ in penalized]]] += 1
+    def count(self, rid: str, token: int) -> None:
+        """Count a sampled token of a request; one without penalties is ignored."""
+        index = self._index.get(rid)
+        if index is not None:
+            self._outputs[index, token] += 1
 
     def _indices(self, rids: list[str]) -> Tensor:
-        return torch.tensor([self._index[rid] for rid in rids], device=self._device)
+        return torch.tensor([self._index[rid] for rid in rids], dtype=torch.int64, device=self._device)
 
     def _grow(self) -> None:
         size = len(self._outputs)

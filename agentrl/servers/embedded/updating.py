@@ -9,8 +9,8 @@ The weights of a session are served all at once, between two steps, when a bucke
 until then the former weights are served. A wait for rank 0 runs in a daemon thread, which does not keep the process alive,
 and ends after `TIMEOUT`.
 
-The gate decides whether the engine may step. Its state changes only between two steps, because steps run inline on the
-event-loop thread; every change wakes every waiting task, which then checks its condition again. A client's disconnect
+The gate decides whether the engine may step. A pause and a swap discard the step that is being computed, so the state is
+that between two steps; every change wakes every waiting task, which then checks its condition again. A client's disconnect
 (`exact`) ends its own request and no other.
 """
 
@@ -221,6 +221,7 @@ class WeightUpdates:
         KV of the former weights is never matched again, even without a flush (except with `SGLangFault.STALE_PREFIX`).
         """
         core = self._core
+        core.discard()  # what the former weights compute now
         core.model.weights = weights
         if flush_cache or SGLangFault.STALE_PREFIX not in self._faults:
             core.cache.next_epoch()

@@ -55,16 +55,25 @@ class ServedWeights:
     """[vocab, hidden]; the embedding itself when tied."""
     named: Mapping[str, Tensor]
     file_dtypes: Mapping[str, torch.dtype]
-    """The dtypes of the file, in which digests are computed."""
+    """The dtypes of the file."""
 
     def checksums(self) -> dict[str, str]:
-        """Return `tensor_checksum` of each served tensor, by HF name, in the dtype it has in its file."""
-        sums: dict[str, str] = {}
-        for name, tensor in self.named.items():
-            dtype = self.file_dtypes[name]
-            data = tensor.to("cpu", dtype).contiguous().view(torch.uint8).numpy().data
-            sums[name] = tensor_checksum(name, _SAFETENSORS_NAMES[dtype], list(tensor.shape), data)
-        return sums
+        """Return `held_checksum` of each served tensor, by HF name."""
+        return {name: held_checksum(name, tensor, self.file_dtypes[name]) for name, tensor in self.named.items()}
+
+
+def held_checksum(name: str, tensor: Tensor, stored: torch.dtype) -> str:
+    """Return the `tensor_checksum` of a tensor in memory that was read as `stored`.
+
+    It is that of `stored` where memory has all its values and these are what it has, and else that of memory itself: so it
+    equals a digest in `agentrl.weights.tensors.held_type` only where memory has what was read, to the last bit.
+    """
+    held = tensor.detach().to("cpu")
+    if torch.promote_types(stored, held.dtype) == held.dtype:
+        narrow = held.to(stored)
+        held = narrow if torch.equal(narrow.to(held.dtype), held) else held
+    data = held.contiguous().view(torch.uint8).numpy().data
+    return tensor_checksum(name, _SAFETENSORS_NAMES[held.dtype], list(held.shape), data)
 
 
 def load_weights(path: str | Path, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype) -> ServedWeights:

@@ -11,6 +11,7 @@ Invariant: every error in a call becomes a status and a message that names it; n
 
 from __future__ import annotations
 
+import json
 from typing import TypeVar
 
 import msgspec
@@ -30,9 +31,22 @@ class BadSampling(RequestRejected):
     """`sampling_params` holds an unknown name or a value of the wrong type."""
 
 
+def json_bytes(value: object, *, sort_keys: bool = False) -> bytes:
+    """Return a value as JSON, exactly: integers of any size and halves of surrogate pairs included, which orjson refuses.
+
+    Example:
+        >>> json_bytes({"a": 2**64, "b": 1})
+        b'{"a":18446744073709551616,"b":1}'
+    """
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
+    except TypeError:
+        return json.dumps(value, sort_keys=sort_keys, separators=(",", ":")).encode()
+
+
 def json_reply(value: object, *, status: int = 200) -> web.Response:
     """Return `value` as a JSON response."""
-    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
+    return web.Response(body=json_bytes(value), status=status, content_type="application/json")
 
 
 def decode_body(body: bytes, kind: type[_Body]) -> _Body:

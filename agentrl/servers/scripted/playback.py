@@ -7,7 +7,7 @@ for the rest of an aborted reply, playback continues where it stopped, so an int
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,30 +49,43 @@ class Playback:
     end: End
     progress: RequestProgress
     aborted: str | None = None
+    is_given_up: bool = False
+    """Whether the client wants no more of it, so that nothing continues it."""
     _wait: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     async def tokens(self) -> AsyncGenerator[RequestProgress, None]:
         """Play the reply and yield the output after each token; stop early when aborted."""
-        holds = {hold.at: hold for hold in self.reply.holds}
-        half = len(self.planned) // 2
-        for position, token in enumerate(self.planned):
-            if self.reply.fault is Fault.ABORT and position == half:
-                self.abort("aborted by the script")
-            if (hold := holds.get(position)) is not None:
-                hold.reached.set()
-                await self._until(hold.release)
-            await anyio.lowlevel.checkpoint()
-            while self.player.gate is not None and self.aborted is None:
-                await self._until(self.player.gate)
-            if self.aborted is not None:
-                return
-            self._push(position, token)
+        while await self.play_token():
             yield self.progress
+
+    async def play_token(self) -> bool:
+        """Play the next token; False: there is none, or the reply was aborted. A cancelled call may be made again."""
+        position = len(self.progress.output_ids)
+        if position == len(self.planned):
+            return False
+        if self.reply.fault is Fault.ABORT and position == len(self.planned) // 2:
+            self.abort("aborted by the script")
+        for hold in self.reply.holds:
+            if hold.at == position:
+                hold.reached.set()
+                await self.unless_aborted(hold.release.wait)
+        await anyio.lowlevel.checkpoint()
+        while self.player.gate is not None and self.aborted is None:
+            await self.unless_aborted(self.player.gate.wait)
+        if self.aborted is not None:
+            return False
+        self._push(position, self.planned[position])
+        return True
 
     def abort(self, message: str) -> None:
         """End the reply before its next token."""
         self.aborted = message
         self._wait.cancel()
+
+    def give_up(self) -> None:
+        """End the reply before its next token, for good."""
+        self.is_given_up = True
+        self.abort("given up")
 
     @property
     def finish(self) -> Finish:
@@ -89,9 +102,11 @@ class Playback:
         body = orjson.loads(orjson.dumps(body))  # a copy, for `corrupt` changes it
         return corrupt(body, self.reply.fault, self.player.vocab_size) if progress.output_ids else body
 
-    async def _until(self, event: anyio.Event) -> None:
+    async def unless_aborted(self, wait: Callable[[], Awaitable[object]]) -> None:
+        """Wait for something, or for the end of the reply."""
         with anyio.CancelScope() as self._wait:
-            await event.wait()
+            if self.aborted is None:
+                await wait()
 
     def _push(self, position: int, token: int) -> None:
         progress, version = self.progress, self.player.version
@@ -156,7 +171,7 @@ class ScriptPlayer:
         progress.finish = playback.finish
         context = np.concatenate([call.input_ids, np.array(progress.output_ids, np.int32)])
         rest = playback.planned[len(progress.output_ids) :]
-        if playback.aborted is not None and rest:
+        if playback.aborted is not None and rest and not playback.is_given_up:
             self._unfinished[call.episode_id, context.tobytes()] = (playback, rest)
             if len(self._unfinished) > _MAX_UNFINISHED:
                 self._unfinished.popitem(last=False)

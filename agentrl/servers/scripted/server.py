@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import fields
+from functools import partial
 from typing import Literal, Unpack
 
 import anyio
@@ -57,6 +58,7 @@ from agentrl.inference.sglang.named_adapters import NoReceiver
 from agentrl.inference.sglang.wire import check_request, parse_reply
 from agentrl.servers.engine import EngineRequest, EngineSampling
 from agentrl.servers.scripted.engine import ControlCall, ScriptedEngine
+from agentrl.servers.scripted.playback import Playback
 from agentrl.servers.scripted.script import (
     Fault,
     Hold,
@@ -111,7 +113,9 @@ class ScriptedServer:
         self.ended_sessions: list[str] = []
         """Episodes whose end it was told."""
         self.aborted = self.engine.aborted
-        """Request ids of cancelled calls."""
+        """Request ids of calls that were cancelled or given up."""
+        self.running: dict[str, Playback] = {}
+        """The replies that are played to the client of this object, by request id."""
         self.updates: list[Publication] = []
         """The weights received from files, in order."""
         self.groups = ScriptedReceiver(self)
@@ -166,6 +170,10 @@ class ScriptedServer:
     def checksum_kind(self) -> str:
         return "agentrl"
 
+    @property
+    def dtype(self) -> str:
+        return "float32"
+
     async def generate(self, request: GenerateRequest) -> Generation:
         """Return the script's answer, as `Backend.generate` does.
 
@@ -176,13 +184,11 @@ class ScriptedServer:
         Cancellation: the request id is added to `aborted`.
         """
         check_request(request, self._vocab_size)
-        assembly = Assembly(request, self.url)
         with Deadline(self._timeout_s, lambda: f"{self.url}: request {request.request_id} got no answer", self.url):
-            while not assembly.done:
-                async with aclosing(self._play(assembly)) as tokens:
-                    async for _ in tokens:
-                        pass
-        return assembly.generation()
+            async with aclosing(_ScriptedChunks(self, request, streamed=False)) as chunks:
+                while (last := await anext(chunks)).generation is None:
+                    pass
+        return last.generation
 
     @asynccontextmanager
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[AsyncIterator[GenerationChunk], None]:
@@ -194,8 +200,16 @@ class ScriptedServer:
         Cancellation: the request id is added to `aborted`, also when the block is left early.
         """
         check_request(request, self._vocab_size)
-        async with aclosing(self._chunks(request)) as chunks:
+        async with aclosing(_ScriptedChunks(self, request, streamed=True)) as chunks:
             yield chunks
+
+    async def give_up(self, request_id: str) -> None:
+        """Have a call return the tokens it has; its id is added to `aborted`."""
+        await anyio.lowlevel.checkpoint()
+        playback = self.running.get(request_id)
+        if playback is not None and not playback.is_given_up:
+            self.aborted.append(request_id)
+            playback.give_up()
 
     def release(self, episode_id: str) -> None:
         """Do nothing: one server serves every episode."""
@@ -204,38 +218,6 @@ class ScriptedServer:
         """Record the end in `ended_sessions`."""
         await anyio.lowlevel.checkpoint()
         self.ended_sessions.append(episode_id)
-
-    async def _chunks(self, request: GenerateRequest) -> AsyncGenerator[GenerationChunk, None]:
-        assembly = Assembly(request, self.url)
-        while not assembly.done:
-            async with aclosing(self._play(assembly, streamed=True)) as tokens:
-                async for token in tokens:
-                    yield GenerationChunk(output_ids=np.array([token], np.int32))
-        yield GenerationChunk(output_ids=np.empty(0, np.int32), generation=assembly.generation())
-
-    async def _play(self, assembly: Assembly, *, streamed: bool = False) -> AsyncGenerator[int, None]:
-        """Play one piece, yield its tokens, and add it to the assembly."""
-        request, player = assembly.request, self.engine.player
-        asked = _rest_of(assembly)
-        await self.misbehave(None)
-        playback = player.begin(asked, request.episode_id)
-        fault = playback.reply.fault
-        try:
-            await self.misbehave(fault)
-            async with aclosing(playback.tokens()) as played:
-                async for progress in played:
-                    if fault in (Fault.DIE, Fault.RESET_MID_BODY):
-                        raise ServerUnavailable(f"{self.url}: died mid-request, as scripted", url=self.url)
-                    yield progress.output_ids[-1]
-            await self.misbehave(None)
-        except BaseException as error:
-            if not isinstance(error, Exception):  # cancelled, or the stream was left
-                self.aborted.append(request.request_id)
-            raise
-        finally:
-            player.finish(asked.rid)
-        reply = parse_reply(orjson.dumps(playback.body()), vocab_size=self._vocab_size, url=self.url)
-        assembly.take(reply, caller_aborted=False, streamed=streamed)
 
     def die(self, reason: str = "killed") -> None:
         """End all calls with `ServerUnavailable`, and refuse new ones."""
@@ -364,6 +346,67 @@ class ScriptedServer:
             raise ServerUnavailable(f"{self._url}: HTTP 500, as scripted", status=500, url=self._url)
         if fault is Fault.NOT_JSON:
             raise ReplyError(f"{self._url}: the reply is a web page, as scripted", url=self._url)
+
+
+class _ScriptedChunks(AsyncIterator[GenerationChunk]):
+    """The answer to one call, token by token; a cancelled `anext` loses nothing."""
+
+    def __init__(self, server: ScriptedServer, request: GenerateRequest, *, streamed: bool) -> None:
+        self._server, self._request, self._streamed = server, request, streamed
+        self._assembly = Assembly(request, server.url)
+        self._playback: Playback | None = None
+        self._has_begun = False
+        """Whether the piece in play is past the faults that act before its first token."""
+        self._ended = False
+
+    async def __anext__(self) -> GenerationChunk:
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            while not self._assembly.done:
+                token = await self._play()
+                if token is not None:
+                    return GenerationChunk(output_ids=np.array([token], np.int32))
+        except Exception:
+            self._finish()
+            raise
+        self._ended = True
+        return GenerationChunk(output_ids=np.empty(0, np.int32), generation=self._assembly.generation())
+
+    async def _play(self) -> int | None:
+        """Play a token of the piece in play, or of a new one; None where a piece ended."""
+        server = self._server
+        if self._playback is None:
+            await server.misbehave(None)
+            self._playback = server.engine.player.begin(_rest_of(self._assembly), self._request.episode_id)
+            server.running[self._request.request_id] = self._playback
+            self._has_begun = False
+        playback = self._playback
+        if not self._has_begun:
+            await playback.unless_aborted(partial(server.misbehave, playback.reply.fault))
+            self._has_begun = True
+        if await playback.play_token():
+            if playback.reply.fault in (Fault.DIE, Fault.RESET_MID_BODY):
+                raise ServerUnavailable(f"{server.url}: died mid-request, as scripted", url=server.url)
+            return playback.progress.output_ids[-1]
+        await server.misbehave(None)
+        self._finish()
+        reply = parse_reply(orjson.dumps(playback.body()), vocab_size=server.engine.player.vocab_size, url=server.url)
+        self._assembly.take(reply, caller_aborted=playback.is_given_up, streamed=self._streamed)
+        return None
+
+    def _finish(self) -> None:
+        playback, self._playback = self._playback, None
+        if playback is not None:
+            self._server.running.pop(self._request.request_id, None)
+            self._server.engine.player.finish(playback.progress.request.rid)
+
+    async def aclose(self) -> None:
+        """End the call; an unfinished one counts as aborted."""
+        if not self._ended and (self._playback is not None and not self._playback.is_given_up):
+            self._server.aborted.append(self._request.request_id)
+        self._ended = True
+        self._finish()
 
 
 def _rest_of(assembly: Assembly) -> EngineRequest:

@@ -6,22 +6,26 @@ rewarded, in an order that the policy's own actions decide.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar, cast
 
 import numpy as np
 from pydantic import BaseModel
 
-from agentrl.algo.advantage import advantages_by
+from agentrl.algo.advantage import advantages_by, valued_advantages
+from agentrl.algo.advantages.estimated import TurnTokens
+from agentrl.algo.advantages.gae import ValueEstimate
 from agentrl.algo.advantages.players import Float64Array
-from agentrl.algo.slots import as_loaded
+from agentrl.algo.slots import Loaded, as_loaded
 from agentrl.testing.properties import timed_trees, trees
 from agentrl.testing.properties.exact_gradients import exact_by_turn, expected_estimate
+from agentrl.testing.properties.random_programs import random_programs
 from agentrl.testing.properties.refusals import refused_as_failure
 from agentrl.testing.properties.timed_trees import Environment
-from agentrl.testing.properties.trees import Array, Outcome
-from agentrl.types import Group, Task, Trajectory
+from agentrl.testing.properties.trees import STATES, Array, Outcome
+from agentrl.types import Float32Array, Group, Task, Trajectory
 
 Options = TypeVar("Options", bound=BaseModel)
 CHECKED: Final[tuple[Environment, ...]] = (
@@ -37,6 +41,10 @@ CHECKED: Final[tuple[Environment, ...]] = (
     timed_trees.players,
 )
 """Small enough for all groups of 2; those of at most 6 outcomes for all groups of 3."""
+RANDOM_PROGRAMS: Final = 16
+"""Random programs beside them."""
+VALUES: Final = np.random.default_rng(7).normal(size=STATES).astype(np.float32)
+"""What the critic of the checks expects in each state."""
 WHOLE_GROUP = 3
 TOLERANCE = 1e-9
 
@@ -51,11 +59,14 @@ class AdvantageReport:
 
 @refused_as_failure()
 def check_advantage(
-    function: Callable[[Group], Sequence[Float64Array]] | Callable[[Group, Options], Sequence[Float64Array]],
+    function: Callable[[Group], Sequence[Float64Array]]
+    | Callable[[Group, Options], Sequence[Float64Array]]
+    | Callable[[Group, Options, Sequence[Sequence[Float32Array]]], Sequence[Float64Array | ValueEstimate]],
     options: Options | None = None,
     *,
     bias: Literal["none", "scale", "direction"] = "scale",
     lost_members: bool = True,
+    programs: int | None = None,
 ) -> AdvantageReport:
     """Fail where `function` gives a gradient that it should not give.
 
@@ -65,6 +76,10 @@ def check_advantage(
     one positive number, the same in every environment; `direction`, it climbs. With `lost_members` that number must not
     depend on how many episodes of a group are left. An option `group_size` is set to the size of a whole group.
 
+    A third parameter is a critic's `values`, here a fixed number for each state, or `logprobs`, here those that were sampled
+    with. `programs` is the number of random environments beside the bundled ones; None: 16, and under `direction` none, as
+    what climbs another objective need not climb the return everywhere.
+
     Raises:
         AssertionError: says which environment, what was expected and what came.
     """
@@ -73,12 +88,10 @@ def check_advantage(
     if "group_size" in type(loaded.options).model_fields:
         loaded = replace(loaded, options=loaded.options.model_copy(update={"group_size": WHOLE_GROUP}))
 
-    def estimate(episodes: Sequence[Trajectory]) -> Sequence[Float64Array]:
-        group = Group(index=0, task=Task(id="t", data={}), episodes=tuple(episodes), admitted_version=0)
-        return advantages_by(group, loaded, name=name).per_turn
-
+    estimate = _of_episodes(loaded, _third_parameter(function, name))
+    more = programs if programs is not None else 0 if bias == "direction" else RANDOM_PROGRAMS
     found: dict[int, list[float]] = {2: [], 3: []}
-    for environment in CHECKED:
+    for environment in (*CHECKED, *random_programs(more)):
         outcomes = list(environment())
         where = f"{name}, environment {environment.__name__}"
         _check_order(outcomes, estimate, where)
@@ -89,6 +102,38 @@ def check_advantage(
     if bias != "direction":
         _check_one_factor(found, lost_members, name)
     return AdvantageReport(factors={size: min(values) for size, values in found.items()})
+
+
+def _of_episodes(
+    loaded: Loaded[Sequence[Float64Array | ValueEstimate]], third: str
+) -> Callable[[Sequence[Trajectory]], Sequence[Float64Array]]:
+    """Return the function of episodes alone; `third` names what else the function gets, if it does."""
+    name = loaded.slot.name
+
+    def estimate(episodes: Sequence[Trajectory]) -> Sequence[Float64Array]:
+        group = Group(index=0, task=Task(id="t", data={}), episodes=tuple(episodes), admitted_version=0)
+        if third == "values":
+            values = [[VALUES[turn.context_ids] for turn in one.turns] for one in episodes]
+            found = valued_advantages(group, cast("Loaded[Sequence[ValueEstimate]]", loaded), values, name)
+            per_token = cast("TurnTokens", found.per_token)
+            return [np.array([turn[0] for turn in turns], np.float64) for turns in per_token]
+        own = cast("Loaded[Sequence[Float64Array]]", loaded)
+        if third == "logprobs":
+            logprobs = [[turn.output_logprobs for turn in one.turns] for one in episodes]
+            return advantages_by(group, lambda played: own(played, logprobs), name=name).per_turn
+        return advantages_by(group, own, name=name).per_turn
+
+    return estimate
+
+
+def _third_parameter(function: Callable[..., object], name: str) -> str:
+    """Return `values`, `logprobs`, or nothing: what a function asks for beside the group and its options."""
+    every = list(inspect.signature(function).parameters.values())
+    positional = [each.name for each in every if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    asked = "".join(positional[2:3])
+    if asked not in ("", "values", "logprobs"):
+        raise AssertionError(f"{name}: the third parameter is called {asked!r}; expected values or logprobs")
+    return asked
 
 
 def _compare(got: Array, exact: Array, bias: str, where: str) -> float:

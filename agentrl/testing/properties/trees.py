@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,8 @@ class Step:
     branch: BranchPath = ()
 
     def turn(self) -> Turn:
-        return plain_turn(
+        """Return the turn; its context is the state, by which a critic tells turns apart."""
+        turn = plain_turn(
             self.reward,
             self.parent,
             sent_after=self.sent_after,
@@ -44,6 +45,7 @@ class Step:
             player=self.player,
             branch=self.branch,
         )
+        return replace(turn, context_ids=np.array([self.state], np.int32))
 
 
 @dataclass(frozen=True)

@@ -59,13 +59,22 @@ _LENGTHS = (1, 2, 12)
 """Rounds of the conversations."""
 
 
+class CallStyle(NamedTuple):
+    """How a template takes messages with calls."""
+
+    text_arguments: bool = False
+    """Whether it needs the arguments as JSON text."""
+    no_text: str | None = None
+    """The content of a message that is calls alone: None or, for templates that break on it, empty text."""
+
+
 class ProbeMessages:
     """Makes up conversations for one template."""
 
-    def __init__(self, *, text_arguments: bool) -> None:
+    def __init__(self, style: CallStyle) -> None:
         self.text = str(10**27 + secrets.randbelow(9 * 10**27))
         """The text of the last assistant message, or of its last tool call."""
-        self._text_arguments = text_arguments
+        self._style = style
 
     def mark(self, at: int) -> str:
         """Return the text of message `at` of `messages`."""
@@ -78,7 +87,8 @@ class ProbeMessages:
             mark = self.mark(at)
             if role == "call":
                 count = leading_results(roles[at + 1 :])
-                messages.append({"role": "assistant", "content": None, "tool_calls": self._calls(max(1, count), mark)})
+                calls = self._calls(max(1, count), mark)
+                messages.append({"role": "assistant", "content": self._style.no_text, "tool_calls": calls})
             else:
                 messages.append({"role": role, "content": mark})
                 if role == "tool":
@@ -93,7 +103,7 @@ class ProbeMessages:
         """Return an assistant message with `calls` tool calls, or else with text."""
         if calls == 0:
             return {"role": "assistant", "content": self.text}
-        return {"role": "assistant", "content": None, "tool_calls": self._calls(calls, self.text)}
+        return {"role": "assistant", "content": self._style.no_text, "tool_calls": self._calls(calls, self.text)}
 
     def histories(self, calls: int, tools: bool) -> list[list[PlainMessage]]:
         """Return conversations that end with `assistant(calls)`, without and with reasoning."""
@@ -114,7 +124,7 @@ class ProbeMessages:
         calls: list[dict[str, object]] = []
         for at in range(count):
             arguments: object = {"x": mark if at == count - 1 else "y"}
-            arguments = json.dumps(arguments) if self._text_arguments else arguments
+            arguments = json.dumps(arguments) if self._style.text_arguments else arguments
             function: dict[str, object] = {"name": "f", "arguments": arguments}
             calls.append({"type": "function", "function": function, "id": f"call0000{at % 10}"})
         return calls
@@ -173,12 +183,10 @@ class TemplateTraits(NamedTuple):
 class TemplateProber:
     """Probes a template; immutable except for a bounded memory of probed roles."""
 
-    def __init__(
-        self, template: GuardedTemplate, *, text_arguments: bool, ends: Sequence[str], controls: Sequence[str]
-    ) -> None:
+    def __init__(self, template: GuardedTemplate, *, style: CallStyle, ends: Sequence[str], controls: Sequence[str]) -> None:
         """Probe the template; `ends` are the texts of the end-of-sequence tokens, `controls` those of all control tokens."""
         self._template = template
-        self._probe = ProbeMessages(text_arguments=text_arguments)
+        self._probe = ProbeMessages(style)
         self.mark: str = self._probe.text
         """The text of the made-up assistant message, or of its last tool call."""
         self._plain_tail = self._split(self._probe.base(0), None, generation_prompt=False)[1]
@@ -191,6 +199,8 @@ class TemplateProber:
         """Returns the traits of the template for new messages of these roles."""
         self.shows = lru_cache(maxsize=64)(self._shows)
         """Returns whether the template writes messages of a role at all."""
+        self.breaks_on = lru_cache(maxsize=8)(self._breaks_on)
+        """Returns whether the template cannot write calls (`call`), or results (`tool`), in any conversation."""
         self.renders_tools: bool = self._sees_tools()
         """Whether the template shows the tools to the model."""
 
@@ -209,6 +219,17 @@ class TemplateProber:
             if self._probe.mark(len(before)) in text:
                 return True
         return refused  # the template itself refuses it, with a better message
+
+    def _breaks_on(self, role: str) -> bool:
+        for roles in ((role,), ("user", role), ("user", "call", role), ("user", role, "user")):
+            messages = self._probe.messages(roles)
+            try:
+                text = self._template.render(messages, None, generation_prompt=True).text
+            except TokenError:
+                continue
+            if self._probe.mark(roles.index(role)) in text:
+                return False
+        return True
 
     def text_prefix_preserving(self) -> bool:
         """Return whether the template only appends text, for the usual new messages."""

@@ -74,6 +74,10 @@ function turnFacts(episode, index) {
   if (isNumber(turn.reward)) facts.push(el("span", { class: "chip reward" }, `reward ${formatNumber(turn.reward)}`));
   if (isNumber(turn.advantage)) facts.push(el("span", { class: "chip" }, `advantage ${formatNumber(turn.advantage)}`));
   if (turn.temperature === 0) facts.push(el("span", { class: "chip" }, "greedy"));
+  if (turn.truncated_by) {
+    const settings = Object.entries(turn.truncated_by).map(([name, value]) => `${name} ${formatNumber(value)}`).join(", ");
+    facts.push(el("span", { class: "chip warn", title: "the log-probs are those of the whole distribution" }, `truncated: ${settings}`));
+  }
   if (turn.stop_reason !== "stop") facts.push(el("span", { class: "chip warn" }, turn.stop_reason));
   if (turn.kept_thinking) facts.push(el("span", { class: "chip" }, "kept reasoning"));
   if (isNumber(turn.cached_tokens)) facts.push(el("span", { title: "prompt tokens from the server's prefix cache" }, `${formatNumber(turn.cached_tokens)} cached`));

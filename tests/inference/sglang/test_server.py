@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -26,7 +27,9 @@ from agentrl.errors import (
     WeightSyncError,
 )
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
+from agentrl.inference.sglang.calls import Assembly
 from agentrl.inference.sglang.server import SGLangServer
+from agentrl.inference.sglang.wire import parse_reply
 from agentrl.servers.scripted.server import (
     Fault,
     Hold,
@@ -257,6 +260,29 @@ async def test_a_server_side_abort_is_sent_again_with_what_was_sampled() -> None
     assert second["input_ids"] == [1, 2, 3, 10, 11, 12, 13, 14]
     assert second["sampling_params"]["max_new_tokens"] == 25
     assert first["rid"] != second["rid"]
+
+
+@pytest.mark.parametrize("seed", [11, 2**63 - 3, -(2**63)])
+async def test_the_rest_of_an_interrupted_call_draws_noise_of_its_own(seed: int) -> None:
+    async with rig(lambda _: ScriptedReply(output=range(10, 20), fault=Fault.ABORT)) as r:
+        sent = request(1, 2, 3, max_new_tokens=30)
+        await r.client.generate(replace(sent, sampling=replace(sent.sampling, seed=seed)))
+        first, rest = (body["sampling_params"]["sampling_seed"] for body in r.http.bodies("/generate"))
+    assert first == seed
+    assert rest != seed
+    assert -(2**63) <= rest < 2**63
+
+
+@pytest.mark.parametrize("seed", [0, 5, 2**63 - 2])
+def test_no_two_pieces_of_a_call_draw_the_same_noise(seed: int) -> None:
+    sent = request(1, 2, 3, max_new_tokens=30)
+    assembly = Assembly(replace(sent, sampling=replace(sent.sampling, seed=seed)), "http://server")
+    piece = b'{"meta_info":{"finish_reason":{"type":"abort"},"weight_version":"1","output_token_logprobs":[[-1.0,7,null]]}}'
+    seeds: list[int] = []
+    for _ in range(4):
+        seeds.append(json.loads(assembly.body()[1])["sampling_params"]["sampling_seed"])
+        assembly.take(parse_reply(piece, vocab_size=VOCAB, url=""), caller_aborted=False)
+    assert len({seed, *seeds}) == 4
 
 
 async def test_a_stream_goes_on_after_a_server_side_abort() -> None:

@@ -232,6 +232,23 @@ def test_pieces_are_joined_and_the_rest_is_asked_for_under_a_new_id() -> None:
     assert (generation.stop_reason, generation.matched_stop) == (StopReason.STOP, 13)
 
 
+def test_the_rest_of_an_interrupted_call_draws_noise_of_its_own_and_the_same_when_it_is_repeated() -> None:
+    def seeds(seed: int | None) -> list[int | None]:
+        sampling = SamplingParams(max_new_tokens=9, seed=seed)
+        assembly = Assembly(dataclasses.replace(request(1, 2), sampling=sampling), URL)
+        found: list[int | None] = []
+        for ids in ([10, 11], [12], [13]):
+            found.append(orjson.loads(assembly.body()[1])["sampling_params"].get("sampling_seed"))
+            take(assembly, piece(ids, 3))
+        return found
+
+    assert seeds(5) == seeds(5)
+    assert seeds(5)[0] == 5
+    assert len(set(seeds(5))) == 3
+    assert all(seed is not None and -(2**63) <= seed < 2**63 for seed in seeds(2**63 - 1))
+    assert seeds(None) == [None] * 3
+
+
 def test_a_call_with_stop_strings_starts_over_when_interrupted() -> None:
     assembly = Assembly(request(1, 2, stop=("END",)), URL)
     take(assembly, piece([10, 11], 3))

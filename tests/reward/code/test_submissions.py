@@ -116,3 +116,24 @@ async def test_a_submission_gets_the_same_reward_each_time(sandbox: BoxSandbox) 
     grades = [await grader.grade(f"```python\n{source}```\n", tests) for _ in range(2)]
     assert grades[0].reward == pytest.approx(0.2)
     assert [case.outcome for case in grades[0].cases] == [case.outcome for case in grades[1].cases]
+
+
+STARTERS = {
+    "the class of the starter": "class Solution:\n    def addTo(self, nums: List[int], more: int) -> List[int]:\n",
+    "a function without the class": "def addTo(nums: List[int], more: int) -> List[int]:\n",
+}
+
+
+@pytest.mark.parametrize("name", STARTERS)
+async def test_a_solution_may_copy_the_starter_of_its_task(sandbox: BoxSandbox, name: str) -> None:
+    indent = " " * (8 if "class" in STARTERS[name].split()[0] else 4)
+    source = f"{STARTERS[name]}{indent}return [each + more for each in nums]\n"
+    tests = call_tests([("Solution.addTo([1, 2], 3)", "[4, 5]")])
+    grade = await CodeGrader(sandbox, limits=GENEROUS).grade(f"```python\n{source}```\n", tests)
+    assert grade.reward == 1, grade.cases[0].detail
+
+
+async def test_an_error_tells_the_line_of_the_submission_and_a_name_that_nobody_has(sandbox: BoxSandbox) -> None:
+    source = "def f(x: List[int]):\n\n    return no_such_name(x)\n"
+    grade = await CodeGrader(sandbox, limits=GENEROUS).grade(f"```python\n{source}```\n", call_tests([("f([1])", "1")]))
+    assert grade.cases[0].detail == "NameError: name 'no_such_name' is not defined (line 3)"

@@ -125,6 +125,17 @@ async def test_a_model_call_that_fails_fails_the_episode_as_here(model: Path, re
     assert trajectory.final_reward is None
 
 
+async def test_a_stream_that_a_workflow_leaves_is_a_turn_of_what_it_gave(model: Path, renderer: Renderer) -> None:
+    turns: list[Turn] = []
+    async with (runner := make_runner("Acts", model)).opened(make_server(renderer, says("good enough"))):
+        trajectory = await runner.play(task_of("leave"), episode_id="0.0.0", sampling=SAMPLING, on_turn=turns.append)
+    whole, left = trajectory.turns
+    assert trajectory.failure is None
+    assert (whole.stop_reason, left.stop_reason) == (StopReason.LENGTH, StopReason.ABORT)
+    assert left.output_ids.tolist() == whole.output_ids[: len(left.output_ids)].tolist()
+    assert [turn.stop_reason for turn in turns] == [StopReason.LENGTH, StopReason.ABORT]
+
+
 async def test_a_cancelled_episode_aborts_its_model_call(model: Path, renderer: Renderer) -> None:
     backend = StuckBackend(make_server(renderer, says("good")))
     with anyio.fail_after(PATIENCE_S):

@@ -53,7 +53,6 @@ def our_logits(path: Path, ids: list[int], *, chunks: list[int], decode: int) ->
     spec = read_spec(path)
     model = Transformer(spec, load_weights(path, spec, device=CPU, dtype=torch.float32), max_context=2048)
     cache = KVCache(spec, num_rows=5, max_context=2048, device=CPU, dtype=torch.float32)
-    cache.reserve(len(ids))
     cache.tokens[3, : len(ids)] = ids
     none, rows = np.zeros(0, np.int64), np.array([3])
     out: list[torch.Tensor] = []

@@ -315,3 +315,11 @@ def test_a_check_that_does_more_than_assert_is_refused() -> None:
     for body in ("for n in range(3):\n        assert candidate(n) == n", "x = candidate(1)\n    assert x == 1", "pass"):
         with pytest.raises(ConfigError):
             checked_calls(f"def check(candidate):\n    {body}\n", "f")
+
+
+@pytest.mark.parametrize("number", [2**64 + 1, 2**100, -(2**63) - 1])
+def test_the_tests_of_livecodebench_keep_integers_of_any_size(tmp_path: Path, number: int) -> None:
+    case = json.dumps([{"input": f"[{number}]\n3", "output": str(number + 3), "testtype": "functional"}])
+    (tmp_path / "t.jsonl").write_text(json.dumps({**FUNCTIONAL, "public_test_cases": case, "private_test_cases": case}))
+    [task] = livecodebench_tasks(str(tmp_path / "t.jsonl"))
+    assert task["tests"]["calls"][0] == [f"Solution.addTo([{number}], 3)", str(number + 3)]

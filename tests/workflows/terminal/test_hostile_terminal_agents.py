@@ -5,46 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import anyio
 import pytest
 
-from agentrl.errors import EnvironmentFault
-from agentrl.sandbox.containers import Containers, open_containers
+from agentrl.sandbox.containers import open_containers
 from agentrl.sandbox.containers.fleet.fleet import open_fleet
-from agentrl_workflows.terminal_tasks.catalog import bundled_problems
-from tests.support.hostile_agents import CLOSING, NAIVE, READING, RUNNING
+from tests.support.hostile_agents import CLOSING, NAIVE, OWNED, READING, RUNNING
 from tests.support.hosts import HOST_KEY, running_host
-from tests.support.terminal import SCRIPT_LIMITS, play_script
+from tests.support.terminal import SCRIPT_LIMITS, outcomes_in, write_bundled_task, write_naive_task
 
 pytestmark = [pytest.mark.processes, pytest.mark.anyio, pytest.mark.timeout(1800)]
-
-NAIVE_TEST = """#!/bin/bash
-if python3 /tests/check.py && grep -qx 42 answer.txt; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
-"""
-NAIVE_CHECK = """
-import json, os, re, subprocess
-assert re.fullmatch("42", open("/app/answer.txt").read().strip())
-assert subprocess.run(["grep", "-c", "42", "/app/answer.txt"], capture_output=True).stdout.strip() == b"1"
-"""
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-def write_naive_task(folder: Path) -> Path:
-    (folder / "environment").mkdir(parents=True)
-    (folder / "tests").mkdir()
-    (folder / "task.toml").write_text('schema_version = "1.1"\n[verifier]\ntimeout_sec = 120\n')
-    (folder / "instruction.md").write_text("Write 42 to /app/answer.txt.\n")
-    (folder / "tests" / "test.sh").write_text(NAIVE_TEST)
-    (folder / "tests" / "check.py").write_text(NAIVE_CHECK)
-    return folder
-
-
-def write_bundled_task(folder: Path, name: str) -> Path:
-    return next(problem for problem in bundled_problems() if problem.name == name).write(folder)
 
 
 async def outcomes(folder: Path, agents: Mapping[str, str], patience_s: float = 20) -> dict[str, object]:
@@ -53,32 +27,12 @@ async def outcomes(folder: Path, agents: Mapping[str, str], patience_s: float = 
         return await outcomes_in(containers, folder, agents, patience_s)
 
 
-async def outcomes_in(
-    containers: Containers, folder: Path, agents: Mapping[str, str], patience_s: float
-) -> dict[str, object]:
-    found: dict[str, object] = {}
-    limits = SCRIPT_LIMITS.model_copy(update={"work_mb": 64, "processes": 64, "memory_mb": 256})
-    at_a_time = anyio.CapacityLimiter(3)
-
-    async def play(name: str, script: str) -> None:
-        async with at_a_time:
-            try:
-                found[name] = (await play_script(containers, folder, script, limits, patience_s)).reward
-            except (EnvironmentFault, OSError) as error:
-                found[name] = repr(error)
-
-    async with anyio.create_task_group() as tasks:
-        for name, script in agents.items():
-            tasks.start_soon(play, name, script)
-    return found
-
-
 @pytest.mark.external
 async def test_agents_that_attack_a_trusting_test_get_nothing(tmp_path: Path) -> None:
     folder = write_naive_task(tmp_path / "naive")
     honest = await outcomes(folder, {"honest": "echo 42 > answer.txt"})
     assert honest == {"honest": 1.0}
-    assert {name: got for name, got in (await outcomes(folder, NAIVE)).items() if got != 0.0} == {}
+    assert {name: got for name, got in (await outcomes(folder, {**NAIVE, **OWNED})).items() if got != 0.0} == {}
 
 
 async def test_agents_that_close_their_files_to_those_who_judge_get_nothing(tmp_path: Path) -> None:
@@ -108,5 +62,5 @@ async def test_programs_that_attack_the_test_that_runs_them_get_nothing(tmp_path
     assert {name: got for name, got in (await outcomes(folder, RUNNING)).items() if got != 0.0} == {}
 
 
-def test_there_are_more_than_thirty_hostile_agents() -> None:
-    assert len(CLOSING) + len(NAIVE) + len(READING) + len(RUNNING) > 60
+def test_there_are_more_than_eighty_hostile_agents() -> None:
+    assert sum(map(len, (CLOSING, NAIVE, OWNED, READING, RUNNING))) > 80

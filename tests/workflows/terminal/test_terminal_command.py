@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,6 @@ from agentrl.errors import ConfigError
 from agentrl.testing import play_async
 from agentrl.types import StopReason
 from agentrl_workflows.terminal import TerminalCommand
-from tests.support.fake_roots import make_image
-from tests.support.sandboxes import usable_host
 from tests.support.self_payers import PREPARED
 from tests.support.terminal import write_problem
 
@@ -39,20 +36,6 @@ async def test_a_program_in_the_container_asks_the_policy_and_is_paid(tmp_path: 
     task = write_problem(tmp_path, "count-lines")
     replies = ["wc -l < data.txt", "wc -l < data.txt > count.txt", "DONE"]
     played = await play_async(TerminalCommand, task, replies, workflow_args=AGENT)
-    assert played.failure is None, played.failure
-    assert (played.final_reward, played.metrics["exit_status"], len(played.turns)) == (1.0, 0, 3)
-
-
-async def test_a_program_in_a_container_of_a_service_asks_the_policy_and_is_paid(tmp_path: Path) -> None:
-    usable_host()
-    make_image(tmp_path / "cluster", "debian_12")
-    (tmp_path / "cluster" / "running").mkdir()
-    kubectl = [sys.executable, str(ROOT / "tests/support/fake_roots.py"), "kubectl", str(tmp_path / "cluster")]
-    containers = {"backend": "kubernetes", "image": "debian_12", "command": kubectl}
-    task = write_problem(tmp_path, "count-lines")
-    replies = ["wc -l < data.txt", "wc -l < data.txt > count.txt", "DONE"]
-    arguments = {**AGENT, "containers": containers, "images": {"debian:12": "debian_12"}}
-    played = await play_async(TerminalCommand, task, replies, workflow_args=arguments)
     assert played.failure is None, played.failure
     assert (played.final_reward, played.metrics["exit_status"], len(played.turns)) == (1.0, 0, 3)
 

@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
-import orjson
-
 from agentrl.data.source import DataRecord, read_records
 from agentrl.errors import ConfigError
+from agentrl.exact_json import decode_exact_json
 from agentrl.reward.code import read_tests
 from agentrl.types import JsonValue, Task
 from agentrl_workflows.tasks.assertions import asserted_calls, checked_calls
@@ -214,8 +213,8 @@ def _judged(record: DataRecord, cases: Sequence[object]) -> tuple[dict[str, Json
 def _function_name(record: DataRecord) -> str:
     metadata = record.value("metadata", kind="the name of the function")
     try:
-        found = orjson.loads(metadata) if isinstance(metadata, str) else metadata
-    except orjson.JSONDecodeError as error:
+        found = decode_exact_json(metadata) if isinstance(metadata, str) else metadata
+    except ValueError as error:
         raise record.error(f"'metadata': expected JSON: {error}") from None
     name = cast("dict[str, object]", found).get("func_name") if isinstance(found, dict) else None
     if not (isinstance(name, str) and name.isidentifier()):
@@ -226,9 +225,9 @@ def _function_name(record: DataRecord) -> str:
 def _json_call(name: str, given: str, expected: str) -> list[JsonValue]:
     """Return a call with arguments that are one JSON value a line, and its value, in Python."""
     try:
-        arguments = [orjson.loads(line) for line in given.splitlines() if line.strip()]
-        value = orjson.loads(expected)
-    except orjson.JSONDecodeError as error:
+        arguments = [decode_exact_json(line) for line in given.splitlines() if line.strip()]
+        value = decode_exact_json(expected)
+    except ValueError as error:
         raise ConfigError(f"the test case {given!r:.80} -> {expected!r:.80} is not JSON: {error}") from None
     return [f"{name}({', '.join(map(repr, arguments))})", repr(value)]
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Final, cast
 
 import anyio
-import orjson
 from cyclopts import App
 from rich.console import Console
 
 from agentrl.commands.running import run_command
 from agentrl.data.source import DataRecord, iterate_records
 from agentrl.errors import ConfigError
+from agentrl.exact_json import decode_exact_json, encode_exact_json
 from agentrl.foreign import one_line, shortened
 from agentrl.sandbox import Limits, Sandbox, open_sandbox, python_program
 
@@ -57,15 +57,15 @@ async def decode_private_tests(sandbox: Sandbox, record: DataRecord) -> list[dic
     written = record.value("private_test_cases", kind="tests")
     cases: object = written
     if isinstance(written, str) and written.lstrip().startswith("["):
-        cases = orjson.loads(written)
+        cases = record.listed("private_test_cases")
     elif isinstance(written, str):
         result = await sandbox.run(python_program(DECODER, stdin=written.encode()), _LIMITS)
         if not result.is_success:
             said = shortened(one_line(result.stderr.decode(errors="replace").strip()[-200:]), 200)
             raise record.error(f"'private_test_cases' cannot be decoded in the sandbox ({result.ended}): {said}")
         try:
-            cases = orjson.loads(result.stdout)
-        except orjson.JSONDecodeError as error:
+            cases = decode_exact_json(result.stdout)
+        except ValueError as error:
             raise record.error(f"'private_test_cases': the sandbox sent no JSON: {error}") from None
     return [_checked_test(record, case) for case in (cast("list[object]", cases) if isinstance(cases, list) else [cases])]
 
@@ -90,7 +90,7 @@ async def convert_private_tests(source: str, target: Path) -> int:
     async with open_sandbox() as sandbox, await anyio.open_file(target, "wb") as out:
         for record in iterate_records(source):
             cases = await decode_private_tests(sandbox, record)
-            await out.write(orjson.dumps({**record, "private_test_cases": cases}) + b"\n")
+            await out.write(encode_exact_json({**record, "private_test_cases": cases}) + b"\n")
             number += 1
     return number
 

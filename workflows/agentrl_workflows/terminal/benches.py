@@ -18,6 +18,7 @@ from agentrl.sandbox import Ending
 from agentrl.sandbox.containers import Container, Containers, LayerFile, Workbench
 from agentrl.sandbox.containers.prepared import PREPARE_S, PreparedLayers
 from agentrl.sandbox.types import Limits, Result
+from agentrl_workflows.terminal.image_needs import ImageNeeds
 
 _LAST_CHARS: Final = 600
 
@@ -32,6 +33,7 @@ class TaskBenches:
 
     def __init__(self, containers: Containers, *, prepare_s: float = PREPARE_S) -> None:
         self._containers, self._prepared = containers, PreparedLayers(prepare_s=prepare_s)
+        self._needs = ImageNeeds(containers)
 
     @asynccontextmanager
     async def opened(self, harbor: HarborTask, limits: Limits) -> AsyncGenerator[Workbench]:
@@ -39,7 +41,9 @@ class TaskBenches:
 
         Raises:
             EnvironmentFault: there is no such image, it cannot be opened, or a command of the image fails.
+            RunStopped: the image lacks what the task needs.
         """
+        await self._needs.check(harbor, limits)
         async with AsyncExitStack() as stack:
             workbench = self._containers.workbench(image=harbor.image.image, limits=limits)
             try:

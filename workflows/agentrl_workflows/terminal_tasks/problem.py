@@ -24,6 +24,10 @@ difficulty = "{difficulty}"
 level = {level}
 category = "{category}"
 
+[metadata.agentrl.needs]
+"python3 with ctypes" = "python3 -c 'import ctypes'"
+git = "git --version"
+
 [verifier]
 timeout_sec = 120.0
 

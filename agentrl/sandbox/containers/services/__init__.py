@@ -1,1 +1,1 @@
-"""Containers of services that have no layers: docker, podman, Kubernetes, E2B. Their changes are copied as archives."""
+"""Containers of engines that have no layers of ours: docker and podman. Their changes are copied as archives."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -25,7 +25,7 @@ from agentrl.sandbox.containers.container import Container
 from agentrl.sandbox.containers.layer_archive import snapshot_layers
 from agentrl.sandbox.containers.layer_files import read_layer_files
 from agentrl.sandbox.containers.protocol import CONTAINER_VARIABLES, MAX_STARTING, LayerFile, Variables
-from agentrl.sandbox.containers.services.layer_bytes import keep_in_layer, make_layer, names_at_top, read_in_layer
+from agentrl.sandbox.containers.services.layer_bytes import is_layer, keep_in_layer, make_layer, names_at_top, read_in_layer
 from agentrl.sandbox.containers.services.relayed_port import RunPython, relayed_port
 from agentrl.sandbox.containers.starting import turn_to_start
 from agentrl.sandbox.passage import Port
@@ -34,7 +34,9 @@ from agentrl.sandbox.types import MIB, Limits
 from agentrl.sandbox.usage_record import note_use
 
 _COPY_S: Final = 300.0
-"""Seconds that the supervisor has to unpack a layer, or to pack one."""
+"""Seconds that the supervisor has for a piece of a layer."""
+_PIECE: Final = MIB
+"""Bytes of a layer that one request carries: the supervisor's memory counts as that of the programs."""
 
 
 class WantedEnvironment(NamedTuple):
@@ -45,17 +47,10 @@ class WantedEnvironment(NamedTuple):
     environment: Mapping[str, str]
 
 
-class IsAlive(Protocol):
-    """Says whether an environment is there, although its supervisor may have ended: then a program has ended that."""
-
-    async def __call__(self) -> bool: ...
-
-
 class StartedEnvironment(NamedTuple):
-    """An environment with a supervisor."""
+    """An environment with a supervisor as its first process, which only limits end."""
 
     session: Session
-    is_alive: IsAlive
     run_python: RunPython
 
 
@@ -76,18 +71,26 @@ class Service(Protocol):
         ...
 
 
+class _CopiedLayer(NamedTuple):
+    """The archive of a layer."""
+
+    data: bytes
+    is_of_run: bool = False
+    """Whether programs of a run made it: what of it cannot be applied is left out then, and no fault."""
+
+
 class CopiedWorkbench:
     """The layers of one episode, in the memory of this process."""
 
     def __init__(self, service: Service, image: str, limits: Limits, starting: anyio.Semaphore) -> None:
         self._service, self._image, self.limits, self._starting = service, image, limits, starting
-        self._layers: list[bytes] = []
+        self._layers: list[_CopiedLayer] = []
         self._runs = False
 
     async def add(self, files: Mapping[str, LayerFile]) -> None:
         """Put a layer over the others as `Workbench.add` describes."""
         contents = await anyio.to_thread.run_sync(read_layer_files, files)
-        self._layers.append(await anyio.to_thread.run_sync(make_layer, contents))
+        self._layers.append(_CopiedLayer(await anyio.to_thread.run_sync(make_layer, contents)))
 
     @asynccontextmanager
     async def run(
@@ -112,50 +115,61 @@ class CopiedWorkbench:
                     if port is not None:
                         await stack.enter_async_context(relayed_port(place.run_python, port))
                 yield Container(place.session, directory)
-                layer = await self._changes(place.session, place.is_alive)
+                layer = await self._changes(place.session)
         finally:
             self._runs = False
-        self._layers.append(layer)
+        self._layers.append(_CopiedLayer(layer, is_of_run=True))
 
     async def _prepare(self, session: Session) -> None:
-        requests = [{"do": "unpack", "content": base64.b64encode(layer).decode()} for layer in self._layers]
         try:
-            for request in (*requests, {"do": "mark"}):
-                if await session.do(request, _COPY_S) is None:
-                    raise EnvironmentFault(f"containers: an environment of {self._service.name} ended as it started")
+            for layer in self._layers:
+                for at in range(0, len(layer.data), _PIECE):
+                    content, end = base64.b64encode(layer.data[at : at + _PIECE]).decode(), at + _PIECE
+                    is_last = end >= len(layer.data)
+                    await self._asked(session, do="unpack", content=content, is_last=is_last, strict=not layer.is_of_run)
+            await self._asked(session, do="mark")
         except OSError as error:
             raise EnvironmentFault(f"containers: {self._service.name} cannot hold the files of a task: {error}") from error
 
-    async def _changes(self, session: Session, is_alive: IsAlive) -> bytes:
-        """Return the newest layer: nothing where a program has ended the supervisor, or a limit has."""
-        reply = await session.do({"do": "pack", "budget": self.limits.work_mb * MIB}, _COPY_S)
-        if reply is None:
-            if not await is_alive():
-                raise EnvironmentFault(f"containers: an environment of {self._service.name} is lost")
-            return make_layer({})
-        return reply.content
+    async def _asked(self, session: Session, **request: object) -> None:
+        if await session.do(request, _COPY_S) is None:
+            raise EnvironmentFault(f"containers: an environment of {self._service.name} ended as it started")
+
+    async def _changes(self, session: Session) -> bytes:
+        """Return the newest layer: nothing where a limit has ended the supervisor, or where it cannot say what changed."""
+        pieces: list[bytes] = []
+        request = {"do": "pack", "budget": self.limits.work_mb * MIB}
+        with suppress(OSError):
+            while reply := await session.do(request, _COPY_S):
+                if not reply.content:
+                    layer = b"".join(pieces)
+                    return layer if await anyio.to_thread.run_sync(is_layer, layer) else make_layer({})
+                pieces.append(reply.content)
+        return make_layer({})
 
     async def keep(self, paths: Sequence[str], *, homes: Sequence[str] = ()) -> None:
         """Keep parts of the newest layer as `Workbench.keep` describes."""
-        self._layers[-1] = await anyio.to_thread.run_sync(partial(keep_in_layer, self._layers[-1], paths, homes))
+        newest = self._layers[-1]
+        kept = await anyio.to_thread.run_sync(partial(keep_in_layer, newest.data, paths, homes))
+        self._layers[-1] = newest._replace(data=kept)
 
     async def changed(self) -> list[str]:
         """Return the absolute paths of what stands at the top of the newest layer."""
-        return names_at_top(self._layers[-1])
+        return names_at_top(self._layers[-1].data)
 
     async def read(self, path: str, *, max_bytes: int = 65_536) -> bytes:
         """Return a file of the newest layer as `Workbench.read` describes."""
-        return read_in_layer(self._layers[-1], path, max_bytes)
+        return read_in_layer(self._layers[-1].data, path, max_bytes)
 
     async def snapshot(self) -> bytes:
         """Return the layers as `Workbench.snapshot` describes."""
         if self._runs:
             raise ConfigError("containers: the layers of a running container are not whole; end it first")
-        return msgspec.msgpack.encode(self._layers)
+        return msgspec.msgpack.encode([layer.data for layer in self._layers])
 
     async def restore(self, snapshot: bytes) -> None:
         """Put layers over those that are there as `Workbench.restore` describes."""
-        self._layers += await anyio.to_thread.run_sync(snapshot_layers, snapshot)
+        self._layers += map(_CopiedLayer, await anyio.to_thread.run_sync(snapshot_layers, snapshot))
 
 
 class CopiedContainers:

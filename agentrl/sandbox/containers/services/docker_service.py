@@ -6,38 +6,34 @@ the daemon on this machine, whose `/usr` it sees read-only for the Python of the
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Final
 
-from agentrl.sandbox.box import open_session
+import anyio.to_thread
+
+from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.sandbox.box import BOX_START_S, open_session
 from agentrl.sandbox.bubblewrap.start import SUPERVISOR_FOLDER
+from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS, CONTAINER_VARIABLES
 from agentrl.sandbox.containers.services.copied import StartedEnvironment, WantedEnvironment
 from agentrl.sandbox.containers.services.relayed_port import BytePipe
 from agentrl.sandbox.containers.starter import HOST_FOLDER, WRAPPER, WRAPPER_TEXT
-from agentrl.sandbox.docker import Docker, DockerStarter, check_docker, container_name, docker_variables
+from agentrl.sandbox.docker import Docker, DockerStarter, check_docker, container_name, docker_variables, inside_words, walls
 from agentrl.sandbox.pipes import process_pipe
 from agentrl.sandbox.types import Limits, Program
 
-_READY = 'echo ready >&2 && exec "$@"'
+_READY: Final = 'echo ready >&2 && exec "$@"'
 
 
 def container_arguments(
     docker: Docker, program: Program, limits: Limits, *, name: str, folder: str, environment: dict[str, str]
 ) -> list[str]:
     """Return the command that runs `program` as root in a container whose file system can be written."""
-    words = [*docker.command, "run", "--rm", "--interactive", "--pull", "never", "--name", name, "--network", "none"]
-    words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", "0:0", "--workdir", "/"]
-    words += ["--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"]
-    words += ["--pids-limit", str(limits.processes), "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]
-    words += ["--ulimit", "core=0:0", "--shm-size", f"{limits.shared_mb}m", "--hostname", "sandbox", "--log-driver", "none"]
     mounts = {SUPERVISOR_FOLDER: f"{folder}/agentrl", f"{HOST_FOLDER}/usr": "/usr"}
-    for inner, outer in mounts.items():
-        words += ["--mount", f"type=bind,source={outer},target={inner},readonly"]
-    for key, value in {**environment, **program.environment}.items():
-        words += ["--env", f"{key}={value}"]
-    if docker.runtime is not None:
-        words += ["--runtime", docker.runtime]
+    words = [*walls(docker, limits, name), "--user", "0:0"]
+    words += inside_words(docker, mounts, {**environment, **program.environment})
     return [*words, "--entrypoint", "/bin/sh", docker.image, "-c", _READY, "sh", *program.argv]
 
 
@@ -53,9 +49,24 @@ class DockerService:
     def __init__(self, name: str, command: tuple[str, ...], runtime: str | None = None) -> None:
         self.name, self._command, self._runtime = name, command, runtime
 
-    def check(self, image: str) -> None:
-        """Refuse a machine without the command, its daemon or the image; the ConfigError has the fix."""
-        check_docker(Docker(image=image, command=self._command))
+    async def check(self, images: Sequence[str]) -> None:
+        """Refuse a machine without the command, its daemon or one of the images, or one where the first image does not run.
+
+        Raises:
+            ConfigError: with the reason and the fix.
+        """
+        for image in images:
+            docker = Docker(image=image, command=self._command)
+            await anyio.to_thread.run_sync(partial(check_docker, docker, engine=self.name))
+        try:
+            async with self.start(WantedEnvironment(images[0], CONTAINER_LIMITS, CONTAINER_VARIABLES)) as place:
+                done = await place.session.run(Program(argv=("/bin/bash", "-c", "echo $((6 * 7))")), timeout_s=BOX_START_S)
+        except EnvironmentFault as fault:
+            raise ConfigError(
+                f"containers: {self.name} runs no container of {images[0]}: {fault}{_hint(str(fault))}"
+            ) from fault
+        if done.stdout != b"42\n":
+            raise ConfigError(f"containers: bash does not run in a container of {images[0]}: {done.text}")
 
     @asynccontextmanager
     async def start(self, wanted: WantedEnvironment) -> AsyncGenerator[StartedEnvironment]:
@@ -67,7 +78,7 @@ class DockerService:
         name = container_name()
         supervisor = (WRAPPER, "-I", "-S", "-B", f"{SUPERVISOR_FOLDER}/supervisor.py")
         async with open_session(DockerStarter(docker, words, own, name), supervisor, wanted.limits) as session:
-            yield StartedEnvironment(session, _ended_by_its_programs, partial(self._run_python, name))
+            yield StartedEnvironment(session, partial(self._run_python, name))
 
     @asynccontextmanager
     async def _run_python(self, name: str, program: str, arguments: tuple[str, ...]) -> AsyncGenerator[BytePipe]:
@@ -76,6 +87,7 @@ class DockerService:
             yield pipe
 
 
-async def _ended_by_its_programs() -> bool:
-    """Return that only programs and limits end the first process of a container of this machine."""
-    return True
+def _hint(said: str) -> str:
+    """Return what to do where the runtime of containers refuses this machine."""
+    is_crun = "crun" in said or "hybrid" in said
+    return "; another runtime may do it, such as `runtime: runc` in `containers`" if is_crun else ""

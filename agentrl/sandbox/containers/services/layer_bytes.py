@@ -93,6 +93,16 @@ def _layer_members(layer: bytes) -> Iterator[tuple[tarfile.TarInfo, PurePosixPat
         raise EnvironmentFault(f"containers: what came from a container is no layer: {error}") from None
 
 
+def is_layer(layer: bytes) -> bool:
+    """Return whether bytes that came from a container are a layer."""
+    try:
+        for _ in _layer_members(layer):
+            pass
+    except EnvironmentFault:
+        return False
+    return True
+
+
 def names_at_top(layer: bytes) -> list[str]:
     """Return the absolute paths of what a layer has at its top, as `Workbench.changed` describes."""
     return sorted({f"/{path.parts[0]}" for _, path, _ in _layer_members(layer) if is_utf8(path.parts[0])})

@@ -1,0 +1,143 @@
+"""What a loss is made of: aggregates, terms and their schedules, two corrections at once, and metrics of several parts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from agentrl.algo.config import AlgorithmConfig
+from agentrl.algo.loss import MAXIMA, SUMS, LossMetrics, combine
+from agentrl.algo.loss_batch import LossBatch, LossTotals, Metric, Weights
+from agentrl.algo.losses.clipped import dual_clip, m2po
+from agentrl.algo.losses.loss_options import DppoTvOptions, DualClipOptions, M2poOptions, VespoOptions
+from agentrl.algo.losses.weighted import LOWEST_LOG_WEIGHT, dppo_tv, vespo
+from agentrl.algo.objective import Objective
+
+TURNS, SAMPLES = [0, 0, 0, 1, 2], [0, 0, 0, 0, 1]
+"""Three turns of 3, 1 and 1 tokens; the first two are of one sample."""
+
+
+def tokens(
+    advantages: list[float],
+    *,
+    current: list[float] | None = None,
+    proximal: list[float] | None = None,
+    behavior: list[float] | None = None,
+    turn: list[int] | None = None,
+    sample: list[int] | None = None,
+) -> LossBatch:
+    """Return tokens whose log-probs are -1 unless they are given, of one turn unless that is given."""
+    count = len(advantages)
+    minus_one, zeros = [-1.0] * count, [0] * count
+    turn, sample = turn or zeros, sample or zeros
+
+    def numbers(values: list[float] | None) -> Tensor:
+        return torch.tensor(values or minus_one, dtype=torch.float64)
+
+    none = torch.zeros(count, dtype=torch.int64)
+    return LossBatch(
+        current_logprobs=numbers(current).requires_grad_(),
+        proximal_logprobs=numbers(proximal),
+        behavior_logprobs=numbers(behavior),
+        advantages=torch.tensor(advantages, dtype=torch.float64),
+        ages=none,
+        turn=torch.tensor(turn),
+        sample=torch.tensor(sample),
+        group=none,
+        role=none,
+        player=none,
+        rewards=torch.zeros(count),
+        totals=LossTotals(tokens=count, turns=len(set(turn)), samples=len(set(sample))),
+    )
+
+
+def loss_of(batch: LossBatch, *, step: int = 0, **fields: object) -> float:
+    given = {"policy_loss": "reinforce", "correction": "none", **fields}
+    return float(Objective(AlgorithmConfig.model_validate(given))(batch, step=step).loss.detach())
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "expected"),
+    [
+        ("token", (1 + 2 + 3 + 4 + 5) / 5),
+        ("turn", ((1 + 2 + 3) / 3 + 4 + 5) / 3),
+        ("sequence", ((1 + 2 + 3 + 4) / 4 + 5) / 2),
+        ({"fixed": 10}, (1 + 2 + 3 + 4 + 5) / 20),
+    ],
+)
+def test_an_aggregate_divides_loss_and_terms_by_what_its_name_says(aggregate: object, expected: float) -> None:
+    loss = tokens([1.0, 2.0, 3.0, 4.0, 5.0], turn=TURNS, sample=SAMPLES)
+    assert loss_of(loss, aggregate=aggregate) == pytest.approx(expected)  # of -A log pi, log pi = -1
+    roots = [-1 + math.sqrt(each) for each in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    term = tokens([0.0] * 5, current=roots, turn=TURNS, sample=SAMPLES)
+    assert loss_of(term, aggregate=aggregate, terms=[{"log_ratio": 1.0}]) == pytest.approx(expected)
+
+
+def test_the_weight_of_a_term_moves_in_a_line_with_the_batches() -> None:
+    batch = tokens([0.0], current=[0.0])
+    terms = [{"log_ratio": {"weight": 1.0, "final_weight": 0.2, "over_steps": 4}}]
+    assert [loss_of(batch, step=step, terms=terms) for step in (0, 1, 4, 9)] == pytest.approx([1.0, 0.8, 0.2, 0.2])
+
+
+def test_the_weights_of_two_corrections_multiply_and_a_token_that_one_drops_is_dropped() -> None:
+    batch = tokens([1.0, 1.0], behavior=[-1 - math.log(2), -1 - math.log(8)], turn=[0, 1], sample=[0, 1])
+    both = {"proximal": "forward", "token": {"clamp": {"cap": 4}}, "sequence": {"sequence_truncate": {"cap": 3}}}
+    assert loss_of(batch, correction=both) == pytest.approx((2 * 2 + 4 * 3) / 2)
+    swapped = {"proximal": "forward", "token": {"mask": {"cap": 4}}, "sequence": {"sequence_truncate": {"cap": 3}}}
+    assert loss_of(batch, correction=swapped) == pytest.approx(2 * 2 / 2)
+
+
+def first_alone(batch: LossBatch) -> Weights:
+    """Weigh all tokens by 2, and keep the first."""
+    return Weights(weight=torch.full_like(batch.advantages, 2.0), keep=torch.arange(len(batch.advantages)) == 0)
+
+
+def test_a_token_that_a_correction_does_not_keep_is_out_whatever_its_weight() -> None:
+    assert loss_of(tokens([1.0, 1.0, 1.0]), correction=f"{__name__}:first_alone") == pytest.approx(2 / 3)
+
+
+def test_a_maximum_of_several_parts_is_the_largest_and_a_mean_adds_up() -> None:
+    def part(peak: float, total: float, count: float) -> LossMetrics:
+        zeros = torch.zeros((), dtype=torch.float64)
+        own = {
+            "mine.peak": Metric("maximum", zeros + peak, zeros),
+            "mine.average": Metric("mean", zeros + total, zeros + count),
+        }
+        sums, maxima = (torch.zeros(len(names), dtype=torch.float64) for names in (SUMS, MAXIMA))
+        return LossMetrics(sums=sums, maxima=maxima, own=own)
+
+    found = combine([part(3.0, 6.0, 2.0), part(5.0, 0.0, 1.0)])
+    assert (found["by_slot.mine.peak"], found["by_slot.mine.average"]) == (5.0, 2.0)
+
+
+def test_dual_clip_bounds_the_loss_of_negative_advantages_alone() -> None:
+    far = tokens([-1.0, 1.0], current=[1.0, 1.0])  # a ratio of e^2
+    assert dual_clip(far, DualClipOptions(floor=3.0)).loss.tolist() == pytest.approx([3.0, -1.2])
+
+
+def test_the_budget_of_m2po_is_that_of_tokens_which_moved_where_the_advantage_pushes() -> None:
+    batch = tokens([1.0, 1.0], current=[-0.5, -1.3], proximal=[-1.0, -1.0])
+    found = m2po(batch, M2poOptions(budget=0.04, least_low=0.01, least_high=0.01))
+    assert found.loss.tolist() == pytest.approx([-math.exp(0.2), -math.exp(-0.3)])
+    harmful = found.metrics["harmful"]
+    assert float(harmful.value / harmful.count) == 0.5
+
+
+def test_dppo_bounds_a_fall_and_a_rise_by_numbers_of_their_own() -> None:
+    def moved(by: float, advantage: float) -> list[bool]:
+        batch = tokens([advantage], current=[math.log(0.5 + by)], behavior=[math.log(0.5)])
+        clipped = dppo_tv(batch, DppoTvOptions(low=0.1, high=0.3)).clipped
+        assert clipped is not None
+        return clipped.tolist()
+
+    assert [moved(by, -1.0) for by in (-0.05, -0.2)] == [[False], [True]]
+    assert [moved(by, 1.0) for by in (0.2, 0.4)] == [[False], [True]]
+
+
+def test_the_weight_of_a_segment_in_vespo_is_bounded() -> None:
+    batch = tokens([1.0] * 8, current=[-6.0] * 8)  # 8 tokens of log weight -5
+    phi = float(vespo(batch, VespoOptions(power_positive=1.0, decay_positive=1.0)).loss[0].detach()) / 6
+    assert math.log(phi) == pytest.approx(1 + LOWEST_LOG_WEIGHT, rel=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,14 +11,16 @@ from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.loss import MAXIMA, SUMS, LossMetrics, combine
-from agentrl.algo.loss_batch import LossBatch, LossTotals, Metric, Weights
-from agentrl.algo.losses.clipped import dual_clip, m2po
+from agentrl.algo.loss_batch import LossBatch, LossTotals, Metric, TokenLoss, Weights
+from agentrl.algo.losses.clipped import dual_clip, gspo, m2po, ppo
 from agentrl.algo.losses.loss_options import (
     CispoOptions,
     DppoTvOptions,
     DualClipOptions,
+    GspoOptions,
     KimiOptions,
     M2poOptions,
+    PpoOptions,
     VespoOptions,
 )
 from agentrl.algo.losses.weighted import LOWEST_LOG_WEIGHT, cispo, dppo_tv, kimi, vespo
@@ -136,6 +139,27 @@ def test_a_maximum_of_several_parts_is_the_largest_and_a_mean_adds_up() -> None:
 
     found = combine([part(3.0, 6.0, 2.0), part(5.0, 0.0, 1.0)])
     assert (found["by_slot.mine.peak"], found["by_slot.mine.average"]) == (5.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [
+        (ppo, PpoOptions(clip_low=0.1, clip_high=0.3)),
+        (gspo, GspoOptions(clip_low=0.1, clip_high=0.3)),
+        (dual_clip, DualClipOptions(clip_low=0.1, clip_high=0.3)),
+    ],
+)
+def test_tokens_count_as_clipped_where_the_loss_stops_their_gradient(
+    loss: Callable[[LossBatch, object], TokenLoss], options: object
+) -> None:
+    ratios, signs = [1.2, 1.4, 0.95, 0.8] * 2, [1.0] * 4 + [-1.0] * 4
+    batch = tokens(signs, current=[-1 + math.log(ratio) for ratio in ratios], turn=list(range(8)), sample=list(range(8)))
+    found = loss(batch, options)
+    found.loss.sum().backward()
+    assert batch.current_logprobs.grad is not None
+    assert found.clipped is not None
+    assert found.clipped.tolist() == [False, True, False, False, False, False, False, True]
+    assert found.clipped.tolist() == (batch.current_logprobs.grad == 0).tolist()
 
 
 def test_dual_clip_bounds_the_loss_of_negative_advantages_alone() -> None:

@@ -285,6 +285,20 @@ def test_a_template_that_refuses_the_tools_that_are_tried_is_read_in_no_form(tmp
         renderer.check_tools()
 
 
+@pytest.mark.parametrize(("name", "tags"), [("mistral_v11", ("[THINK]", "[/THINK]")), ("seed_oss", ("<think>", "</think>"))])
+def test_reasoning_between_the_tags_of_the_maker_or_the_usual_ones_is_taken_off(
+    name: str, tags: tuple[str, str], renderer_for: Callable[[str], Renderer]
+) -> None:
+    renderer = renderer_for(name)
+    text = "hm".join(tags) + "\n\nFour."
+    parsed = renderer.parse(renderer.encode_content(text), tools=None)
+    assert (parsed.reasoning, parsed.content, parsed.malformed) == ("hm", "Four.", False)
+    splitter = DeltaSplitter(renderer.tool_format, tools=False, stops=(), thinking_open=False)
+    deltas = [splitter.push(letter) for letter in text]
+    assert ("".join(each.reasoning for each in deltas), "".join(each.content for each in deltas)) == ("hm", "Four.")
+    assert renderer.parse(renderer.encode_content(tags[0] + "hm"), tools=None).malformed
+
+
 def test_cohere_and_functionary_mark_the_answer_and_the_reasoning(renderer_for: Callable[[str], Renderer]) -> None:
     renderer = renderer_for("cohere")
     text = "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Four.<|END_RESPONSE|>"

@@ -294,7 +294,7 @@ def _with_descriptions(tools: ToolSchemas) -> ToolSchemas:
     """Return tools in which every function and argument has a description, for templates that need one."""
     described: list[Mapping[str, Any]] = []
     for tool in tools:
-        function = {"description": "", **tool.get("function", {})}
+        function: dict[str, Any] = {"description": "", **tool.get("function", {})}
         parameters: Mapping[str, Any] = function.get("parameters") or {}
         properties = {
             name: {"description": "", **schema} if isinstance(schema, Mapping) else schema

@@ -37,7 +37,8 @@ class SamplingConfig(Config):
     tool_format: ToolFormatName = "auto"
     """Form of the model's tool calls; `auto` takes the one in which calls come back from the model's own chat template.
 
-    For a template without tools, `hermes` describes them in the system message and reads calls from the answers.
+    For a template without tools, `hermes` describes them in the system message and reads calls from the answers. For one
+    that shows tools and leaves calls out, `hermes`, `granite_3` and `lfm2` write calls as text of the messages.
     """
     unsupported: Literal["refuse", "prompt"] = "refuse"
     """What happens to structured output and forced tool calls, which free decoding cannot enforce.

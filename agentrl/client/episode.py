@@ -64,6 +64,8 @@ class Episode:
         """Numbers the events: each request that is sent, each turn reward that is set."""
         self.end = EndOfEpisode()
         """Comes when the engine ends the episode; from then on no call that is cut becomes a turn."""
+        self.is_settled = False
+        """Whether the workflow has returned, so that no call begins."""
         self.metrics: dict[str, float] = {}
         """The metrics that the workflow recorded."""
         self.final_reward: float | None = None
@@ -91,7 +93,10 @@ class Episode:
     def check_open(self) -> None:
         """Raise `WorkflowError` if the episode is closed."""
         if self._closed:
-            raise WorkflowError(f"episode {self.id} is closed; the workflow must not use its client after it has returned")
+            raise self._is_over()
+
+    def _is_over(self) -> WorkflowError:
+        return WorkflowError(f"episode {self.id} is closed; the workflow must not use its client after it has returned")
 
     @property
     def is_open(self) -> bool:
@@ -100,7 +105,8 @@ class Episode:
 
     def start_call(self) -> RunningCall:
         """Count one more running call."""
-        self.check_open()
+        if self._closed or self.is_settled:
+            raise self._is_over()
         return self.calls.start_call()
 
     @contextmanager

@@ -16,16 +16,14 @@ from uuid import uuid4
 import anyio
 import numpy as np
 
-from agentrl.client.arguments import CallArguments, checked_messages, read_arguments, read_sampling
+from agentrl.client.arguments import CallArguments, CallSeeds, checked_messages, read_arguments, read_sampling
 from agentrl.client.backend import Answer, AnswerStream, AskedCall, ClientBackend, Delta, Piece, PolicyTokenizer
 from agentrl.client.completion import completion_id, token_logprobs
 from agentrl.client.config import SamplingConfig
 from agentrl.client.deltas import DeltaSplitter
 from agentrl.client.demand import Demand, Instructions
-from agentrl.client.episode import MISSES_METRIC, Episode, EpisodeSettings
+from agentrl.client.episode import MISSES_METRIC, CallWaits, Episode, EpisodeSettings
 from agentrl.client.offline import CallTimeout
-from agentrl.client.seeds import CallSeeds
-from agentrl.client.waits import CallWaits
 from agentrl.concurrency import outcome_of
 from agentrl.episode.checks import are_independent
 from agentrl.errors import ContextOverflow, ReplyError, ServerError, ServerUnavailable, WorkflowError
@@ -436,12 +434,8 @@ class _PolicyStream(AnswerStream):
         if not isinstance(inference, GivesUp):
             return await self._begin()
         # A request cannot be picked up again where a cancellation cut its opening.
-        return await outcome_of(
-            self._begin,
-            give_up=partial(inference.give_up, self._request.request_id),
-            end=policy.episode.end,
-            late=self._take_late,
-        )
+        give_up = partial(inference.give_up, self._request.request_id)
+        return await outcome_of(self._begin, give_up=give_up, end=policy.episode.end, late=self._take_late)
 
     def _take_late(self, chunk: GenerationChunk | None) -> None:
         """Count the first ids of a stream that was given up before they came."""

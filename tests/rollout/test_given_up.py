@@ -152,7 +152,9 @@ async def close_a_message(client: Client, stage: Stage) -> float:
         async with anthropic.AsyncAnthropic(
             base_url=given["ANTHROPIC_BASE_URL"], auth_token=door.key, max_retries=0
         ) as remote:
-            stream = await remote.messages.create(model="m", max_tokens=8, messages=[asked("one")], stream=True)
+            stream = await remote.messages.create(
+                model="m", max_tokens=8, messages=[{"role": "user", "content": "one"}], stream=True
+            )
             return await leave_over_http(
                 stream, stage, lambda event: event.delta.text if event.type == "content_block_delta" else ""
             )

@@ -6,7 +6,7 @@ names it; none is dropped silently. The sampling parameters are within the bound
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import NoneType
@@ -208,6 +208,40 @@ def read_sampling(given: Mapping[str, object], defaults: SamplingConfig, *, voca
         ignore_eos=_read_bool(given, "ignore_eos"),
         seed=None if seed is None else _integer("seed", seed, -(2**63)),
     )
+
+
+def overruled_sampling(arguments: Mapping[str, object], run: SamplingConfig, *, is_untrained: bool) -> Mapping[str, object]:
+    """Return the sampling arguments of a call, by name, that are not used because those of the run hold.
+
+    Arguments that say what the run does anyway are not among them. With `is_untrained` only those are that no trained or
+    untrained call of the policy can honour, such as penalties.
+
+    Raises:
+        WorkflowError: a value is wrong.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    given.update({name: value for name, value in _mapping_argument(given, "extra_body").items() if value is not None})
+    own = {name: _number(given, name, 0.0, -2.0, 2.0) for name in ("frequency_penalty", "presence_penalty")}
+    found = {name: value for name, value in own.items() if value}
+    if is_untrained:
+        return found
+    read = {
+        "temperature": (_number(given, "temperature", run.temperature, 0.0, MAX_TEMPERATURE), run.temperature),
+        "top_p": (_number(given, "top_p", run.top_p, 0.0, 1.0), run.top_p),
+        "top_k": (_top_k(given.get("top_k", -1)), -1),
+        "min_p": (_number(given, "min_p", 0.0, 0.0, 1.0), 0.0),
+        "seed": (None if given.get("seed") is None else _integer("seed", given["seed"], -(2**63)), None),
+    }
+    return found | {name: value for name, (value, used) in read.items() if value != used}
+
+
+def without_arguments(arguments: Mapping[str, object], names: Collection[str]) -> dict[str, object]:
+    """Return the arguments of a call without some, which may also stand in `extra_body`."""
+    left = {name: value for name, value in arguments.items() if name not in names}
+    body = left.get("extra_body")
+    if isinstance(body, Mapping):
+        left["extra_body"] = {name: value for name, value in cast("Mapping[str, object]", body).items() if name not in names}
+    return left
 
 
 def _number(given: Mapping[str, object], name: str, default: float, low: float, high: float) -> float:

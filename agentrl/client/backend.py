@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from agentrl.client.arguments import MessageLike
+from agentrl.client.config import SamplingConfig
 from agentrl.client.episode import Episode, RunningCall
 from agentrl.inference.backend import Generation
 from agentrl.tokens.graph import TokenGraph
@@ -127,6 +128,11 @@ class ClientBackend(ABC):
 
     def __init__(self, episode: Episode) -> None:
         self.episode = episode
+
+    @property
+    def run_sampling(self) -> SamplingConfig | None:
+        """The sampling arguments of the run; None: calls have nothing but their own."""
+        return None
 
     @abstractmethod
     async def answer(self, asked: AskedCall) -> Answer:

@@ -25,6 +25,13 @@ class SamplingConfig(Config):
     """Output tokens of one model call."""
     history: Literal["keep", "as_template"] = "keep"
     """For a template that rewrites earlier turns: `keep` the sampled ids as context, or fork as the template says."""
+    of_programs: Literal["run", "program"] = "run"
+    """Whose temperature, top_p, top_k, min_p, penalties and seed hold in calls that programs make over HTTP.
+
+    `run`: those of this section, in training and evaluation; what a program sends instead is counted as
+    `workflow.gateway.ignored.NAME`. `program`: its own, as in workflows in Python; calls at temperature 0 are not trained.
+    A smaller `max_tokens` of the program holds either way.
+    """
     template_options: dict[str, bool | int | str] = Field(default_factory=dict)
     """Extra variables for the chat template, such as `{enable_thinking: false}`."""
     tool_format: ToolFormatName = "auto"

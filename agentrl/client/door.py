@@ -1,18 +1,20 @@
 """The address of an episode for programs that speak a model API over HTTP.
 
-Invariant: the secret opens one episode, while its door is open, and nothing else.
+Invariant: the key opens the model of one episode, while its door is open, and nothing else. It sets no reward: whatever runs
+the commands of a model holds it. Rewards have a secret of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, StringConstraints, model_validator
 
 from agentrl.config.base import Config
+from agentrl.errors import WorkflowError
 
 RoleName: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
@@ -87,6 +89,11 @@ class DoorSettings(Config):
     """A call with an image or a file, which a policy cannot read, is refused, or a short text takes its place (`omit`)."""
     side_calls: SideCalls | None = None
     """None: every call is one of the agent's own."""
+    rewards: Literal["none", "turns", "all"] = "all"
+    """The rewards that the reward URL of the door takes: of single answers (`turns`), the final one, too (`all`), or `none`.
+    Give the URL only to programs that run no command of the model."""
+    no_call: Literal["fail", "allow"] = "fail"
+    """An episode whose program ends without a call of the policy is a failure, or what its reward says (`allow`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +103,13 @@ class Door:
     server_url: str
     """The server of this process, such as `http://127.0.0.1:40123`; without a path it takes `key` as the API key."""
     key: str
-    """The secret of the episode."""
+    """The secret by which programs sample; it sets no reward."""
+    reward_key: str | None = field(default=None, repr=False)
+    """The secret by which rewards are set; None: the door takes none."""
 
     @property
     def url(self) -> str:
-        """The address of the episode; clients of Anthropic's API take it as their base URL, and rewards go below it."""
+        """The address of the episode; clients of Anthropic's API take it as their base URL."""
         return f"{self.server_url}/e/{self.key}"
 
     @property
@@ -110,19 +119,26 @@ class Door:
 
     @property
     def reward_url(self) -> str:
-        """The address that takes `{"reward": 1.0}`, or with `"response_id"` the reward of one answer."""
-        return f"{self.url}/reward"
+        """The address that takes `{"reward": 1.0}`, or with `"response_id"` the reward of one answer.
 
-    def environment(self) -> dict[str, str]:
-        """Return the variables by which unmodified clients find the episode."""
-        return {
+        Whoever has it rewards: keep it from programs that run commands of the model.
+
+        Raises:
+            WorkflowError: the door takes no rewards.
+        """
+        if self.reward_key is None:
+            raise WorkflowError("this door takes no rewards over HTTP; open it with `DoorSettings(rewards=...)`")
+        return f"{self.server_url}/e/{self.reward_key}/reward"
+
+    def environment(self, *, with_rewards: bool = False) -> dict[str, str]:
+        """Return the variables by which unmodified clients find the episode; `AGENTRL_REWARD_URL` only `with_rewards`."""
+        found = {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_BASE": self.base_url,
             "OPENAI_API_KEY": self.key,
             "ANTHROPIC_BASE_URL": self.url,
-            "ANTHROPIC_API_KEY": self.key,
-            "ANTHROPIC_AUTH_TOKEN": self.key,
-            "AGENTRL_REWARD_URL": self.reward_url,
+            "ANTHROPIC_API_KEY": self.key,  # alone: some clients refuse a token beside it
             # openai-agents sends its traces to a fixed public host, whatever the base URL is.
             "OPENAI_AGENTS_DISABLE_TRACING": "1",
         }
+        return {**found, "AGENTRL_REWARD_URL": self.reward_url} if with_rewards else found

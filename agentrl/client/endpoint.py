@@ -79,6 +79,11 @@ class EndpointBackend(ClientBackend):
         self._identities: set[str] = set()
 
     @property
+    def run_sampling(self) -> SamplingConfig | None:
+        """The sampling arguments of the run."""
+        return self._sampling
+
+    @property
     def _endpoint(self) -> AsyncOpenAI:
         assert self.connection is not None
         return self.connection

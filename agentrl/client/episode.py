@@ -75,6 +75,8 @@ class Episode:
         """The answer named by `client.final_answer`."""
         self.reported_tokens: dict[str, float] = {}
         """Tokens by an endpoint's own count; empty where the turns hold the tokens."""
+        self.needs_call = False
+        """Whether a program was to play it: without a call of the policy it is a failure."""
         self._task_id = settings.task_id
         self._on_turn = settings.on_turn
         self._turn_by_id: dict[str, int] = {}

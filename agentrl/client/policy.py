@@ -82,6 +82,11 @@ class PolicyBackend(ClientBackend):
         """Streams that have begun and are not closed."""
 
     @property
+    def run_sampling(self) -> SamplingConfig:
+        """The sampling arguments of the run."""
+        return self.sampling
+
+    @property
     def graph(self) -> TokenGraph:
         """The tokens of the turns."""
         return self._graph

@@ -6,12 +6,13 @@ Invariant: the disk holds hashes of keys alone; no key is in a message or a log.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
 import re
 import secrets
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from agentrl.concurrency import loop_time
 from agentrl.errors import ConfigError
 from agentrl.gateway.body import CallRefused
 
+_LOG: Final = logging.getLogger("agentrl.online")
 _KEY_BYTES: Final = 32
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
@@ -82,6 +84,8 @@ class KeyRing:
         hashes: the SHA-256 of each key, in hexadecimal digits, and the name of its client.
         requests_per_minute: of each key; further ones are refused.
         max_calls: model calls of each key that run at the same time.
+        file: where keys come and go while the run serves; `read` returns all hashes again when it changes.
+        read: see `file`. A file that cannot be read leaves the keys as they were.
 
     Example:
         >>> ring = KeyRing([("web", hash_key("secret"))], requests_per_minute=60, max_calls=8)
@@ -89,12 +93,42 @@ class KeyRing:
         (True, False, 'web')
     """
 
-    def __init__(self, hashes: Iterable[tuple[str, str]], *, requests_per_minute: int, max_calls: int) -> None:
+    def __init__(
+        self,
+        hashes: Iterable[tuple[str, str]],
+        *,
+        requests_per_minute: int,
+        max_calls: int,
+        file: Path | None = None,
+        read: Callable[[], Iterable[tuple[str, str]]] | None = None,
+    ) -> None:
+        self._limits = (requests_per_minute, max_calls)
+        self._file, self._read, self._stamp = file, read, _stamp_of(file)
         self._clients: dict[str, ClientKey] = {}
-        for name, digest in hashes:
-            self._clients[digest] = ClientKey(name, requests_per_minute=requests_per_minute, max_calls=max_calls)
+        self._replace(hashes)
         if not self._clients:
             raise ConfigError("an online run needs the key of at least one client: pass --keys FILE or --keys-env NAME")
+
+    def _replace(self, hashes: Iterable[tuple[str, str]]) -> None:
+        """Take these keys; one that stays keeps its counts."""
+        before, (per_minute, max_calls) = self._clients, self._limits
+        self._clients = {}
+        for name, digest in hashes:
+            kept = before.get(digest)
+            is_same = kept is not None and kept.name == name
+            self._clients[digest] = (
+                kept if is_same and kept else ClientKey(name, requests_per_minute=per_minute, max_calls=max_calls)
+            )
+
+    def _refresh(self) -> None:
+        stamp = _stamp_of(self._file)
+        if self._read is None or stamp is None or stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._replace(self._read())
+        except ConfigError as error:
+            _LOG.warning("the keys stay as they were: %s", error)
 
     def accepts(self, key: str) -> bool:
         """Return whether a client has this key."""
@@ -108,7 +142,17 @@ class KeyRing:
         return found
 
     def _find(self, key: str) -> ClientKey | None:
+        self._refresh()
         return self._clients.get(hash_key(key))
+
+
+def _stamp_of(file: Path | None) -> tuple[int, int, int] | None:
+    """Return what changes with the contents of a file; None where it cannot be seen."""
+    try:
+        found = None if file is None else file.stat()
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 def hash_key(key: str) -> str:

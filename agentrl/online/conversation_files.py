@@ -10,7 +10,7 @@ conversation that every checkpoint holds, and one that is left, has no file. A d
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -21,12 +21,12 @@ import msgspec
 from agentrl.episode.codec import pack_turn, unpack_turn
 from agentrl.errors import InvariantError, RunStopped
 from agentrl.folders import make_private
+from agentrl.gateway.sessions.rewards import RewardValue
 from agentrl.observe.records import JsonLines, cannot_write
 from agentrl.types import Turn
 
 ONLINE_FOLDER: Final = "online"
 _TAKEN: Final = "taken.jsonl"
-RewardValue: TypeAlias = float | dict[str, float]
 
 
 class OpeningLine(msgspec.Struct, frozen=True, tag="opened"):
@@ -176,13 +176,6 @@ class ConversationFiles:
                     os.close(descriptor)
         except OSError as error:
             raise cannot_write(path, error) from error
-
-
-def plain_reward(value: object) -> RewardValue:
-    """Return a reward that was accepted, as it is written."""
-    if isinstance(value, Mapping):
-        return msgspec.convert(value, dict[str, float])
-    return msgspec.convert(value, float)
 
 
 def _read_conversation(path: Path) -> StoredConversation | None:

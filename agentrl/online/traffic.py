@@ -28,7 +28,7 @@ from agentrl.engine.sources import GroupIntake
 from agentrl.errors import RunStopped
 from agentrl.gateway.body import CallRefused
 from agentrl.gateway.dialect import DialectCall
-from agentrl.gateway.sessions.rewards import find_turn, set_reward
+from agentrl.gateway.sessions.rewards import find_turn, plain_reward, set_reward
 from agentrl.gateway.sessions.session import EpisodeSession
 from agentrl.online.conversation_files import (
     ConversationFiles,
@@ -36,7 +36,6 @@ from agentrl.online.conversation_files import (
     FeedbackLine,
     OpeningLine,
     StoredConversation,
-    plain_reward,
 )
 from agentrl.online.conversations import TRAFFIC, OnlineConversation, OpenConversations, episode_name, restored_episode
 from agentrl.tokens.renderer import Renderer
@@ -200,17 +199,17 @@ class Traffic:
 
         Cancellation: shielded, for the time of a write.
         """
-        episode, turn = conversation.episode, None
+        episode, turn, value = conversation.episode, None, plain_reward(feedback.value)
         if not episode.turns:
             raise CallRefused("the conversation has no answer yet, so there is nothing to reward", status=409)
         if feedback.is_final:
-            set_reward(episode, feedback.value, None)
+            set_reward(episode, value, None)
         else:
             turn = find_turn(episode, feedback.response_id or "")
             branch = () if turn is None else episode.turns[turn].branch
-            set_reward(episode, feedback.value, feedback.response_id, (branch,))
+            set_reward(episode, value, feedback.response_id, (branch,))
         at = None if turn is None else episode.turns[turn].rewarded_at
-        line = FeedbackLine(turn=turn, reward=plain_reward(feedback.value), at=at)
+        line = FeedbackLine(turn=turn, reward=value, at=at)
         self.touch(conversation)
         try:
             with anyio.CancelScope(shield=True):

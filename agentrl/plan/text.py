@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import yaml
 
@@ -11,6 +12,7 @@ from agentrl.algo.preset_differences import preset_differences
 from agentrl.algo.presets import PRESETS
 from agentrl.config import RunConfig, inapplicable
 from agentrl.config.route import Route
+from agentrl.config.run import COMMAND_WORKFLOW
 from agentrl.data.config import SourceConfig, WeightedSource
 from agentrl.data.source import never_ends
 from agentrl.engine.config import INTERRUPT_S, MAX_SKIPPED_CHECKS
@@ -22,6 +24,8 @@ from agentrl.plan.places import num_workers
 from agentrl.plan.plan import Plan
 from agentrl.processes.ray import ray_address
 from agentrl.trainer.parallel.shape import MeshShape, reason_against_sharing
+
+_TERMINAL_COMMAND: Final = "agentrl_workflows.terminal:TerminalCommand"
 
 
 def resolved_yaml(config: RunConfig) -> str:
@@ -226,10 +230,16 @@ def _server_device(config: RunConfig) -> str:
 def sampling_line(config: RunConfig) -> str:
     """Return what the plan says of the sampling of model calls."""
     sampling = config.sampling
+    if sampling.of_programs == "program":
+        programs = "; programs over HTTP choose their own (sampling.of_programs), and calls at temperature 0 are not trained"
+    elif config.workflow in (COMMAND_WORKFLOW, _TERMINAL_COMMAND):
+        programs = "; the same for the program, whatever it sends (sampling.of_programs)"
+    else:
+        programs = ""
     biased = "" if sampling.top_p == 1 else " (truncated: log-probs stay those of the whole distribution, a bias)"
     return (
         f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}{biased}, "
-        f"at most {sampling.max_tokens} tokens a call, history: {sampling.history}"
+        f"at most {sampling.max_tokens} tokens a call, history: {sampling.history}{programs}"
     )
 
 

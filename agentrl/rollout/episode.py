@@ -275,11 +275,33 @@ def _as_it_ended(trajectory: Trajectory, client: Client, faults: Mapping[str, En
         return replace(trajectory, stop_reason=client.limit_reached)
     error = client.unresolved_error or next(iter(faults.values()), None)
     if error is None:
-        return trajectory
+        return _as_failed(trajectory, _no_call(trajectory)) if _made_no_call(trajectory, client) else trajectory
     failure = episode_failure(error)
     message = f"the workflow caught this error and returned {trajectory.final_reward}: {failure.message}"
     reason = failure_stop_reason(error)
     return replace(trajectory, stop_reason=reason, final_reward=None, failure=replace(failure, message=message))
+
+
+def _made_no_call(trajectory: Trajectory, client: Client) -> bool:
+    """Return whether a program was to play the episode and never asked the policy for what is trained."""
+    return client.episode.needs_call and all(turn.left_out for turn in trajectory.turns)
+
+
+def _no_call(trajectory: Trajectory) -> WorkflowError:
+    rewarded = f"and the reward would be {trajectory.final_reward}"
+    if trajectory.turns:
+        return WorkflowError(
+            f"the program made no call of its agent, {rewarded}: all {len(trajectory.turns)} are side calls by the rule of "
+            "`side_calls`; narrow the rule, or set `no_call: allow`"
+        )
+    return WorkflowError(
+        f"the program made no call of the policy, {rewarded}; does it read OPENAI_BASE_URL or ANTHROPIC_BASE_URL? "
+        "`no_call: allow` takes such episodes as they are"
+    )
+
+
+def _as_failed(trajectory: Trajectory, error: WorkflowError) -> Trajectory:
+    return replace(trajectory, stop_reason=failure_stop_reason(error), final_reward=None, failure=episode_failure(error))
 
 
 async def _unwrapped(workflow: RolloutWorkflow, task: Task, client: Client) -> object:

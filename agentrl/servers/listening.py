@@ -14,6 +14,7 @@ import asyncio
 import hmac
 import logging
 import re
+import socket
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -67,6 +68,18 @@ def check_address(host: str, api_key: str | None) -> None:
         raise ConfigError("the API key is empty: set one, or drop it and listen on 127.0.0.1")
     if api_key is None and not is_loopback(host):
         raise ConfigError(f"host {host!r} can be reached from other machines: set an API key, or listen on 127.0.0.1")
+
+
+def check_listening(host: str, port: int) -> None:
+    """Raise `ConfigError` where an address cannot be listened on now, such as one that another program holds."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(address)
+                listener.listen()
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
 
 
 class Connections:
@@ -298,9 +311,9 @@ def guard(
 
 def sent_key(request: web.Request) -> str:
     """Return the API key of a request, as either kind of client sends it; empty without one."""
-    authorization = request.headers.get("Authorization", "")
-    if authorization.startswith("Bearer "):
-        return authorization.removeprefix("Bearer ").strip()
+    scheme, _, key = request.headers.get("Authorization", "").strip().partition(" ")
+    if scheme.lower() == "bearer" and key.strip():  # schemes ignore case (RFC 9110, 11.1)
+        return key.strip()
     return request.headers.get("x-api-key", "")
 
 

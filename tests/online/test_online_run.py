@@ -234,6 +234,17 @@ async def test_no_word_of_a_conversation_and_no_key_is_logged(
     assert "key-of-web" not in written + (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
+async def test_a_feedback_counts_whole_or_not_at_all(tmp_path: Path, renderer: Renderer) -> None:
+    async with online_run(tmp_path / "run", renderer) as run:
+        answer, _ = await run.chat("Hello.")
+        for wrong in (None, [1], {}, {"a": {"b": 1}}, {"a": "1"}, 1e31):
+            assert (await run.feedback(wrong, response_id=answer["id"]))[0] == 400
+        assert (await run.feedback(True, response_id=answer["id"]))[0] == 200
+        assert (await run.feedback(True, response_id=answer["id"]))[0] == 409
+        [stored] = [path for path in (tmp_path / "run" / "online").glob("*.jsonl") if path.name != "taken.jsonl"]
+        assert b'"reward":1.0' in stored.read_bytes()
+
+
 async def test_an_unused_conversation_gives_way_and_no_key_shuts_another_one_out(tmp_path: Path, renderer: Renderer) -> None:
     run_dir = tmp_path / "run"
     async with online_run(run_dir, renderer, max_conversations=4) as run:

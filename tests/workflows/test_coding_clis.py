@@ -70,7 +70,7 @@ def test_a_program_mends_a_project_in_the_sandbox_and_the_hidden_tests_pay() -> 
         "test ! -e tests && ! grep -q calls task.json && sed -i 's/, last)$/, max(found[-1][1], last))/' calendar_days.py"
     )
     for script, reward in ((mends, 1.0), ("true", 0.0)):
-        workflow = load_workflow(run.workflow, {**run.workflow_args, "command": ["sh", "-c", script]})
+        workflow = load_workflow(run.workflow, {**run.workflow_args, "command": ["sh", "-c", script], "no_call": "allow"})
         found = play(workflow, Task(id=task.id, data=task.data), [])
         assert found.failure is None, found.failure
         assert found.final_reward == reward

@@ -45,9 +45,9 @@ def test_a_shell_script_with_curl_is_an_agent_whose_result_file_is_the_reward() 
     verify(found)
 
 
-def test_a_reward_that_the_program_posts_goes_before_file_and_grader() -> None:
-    script = """reward '{"reward": {"right": 1, "slow": -0.5}}'; echo 9 > reward.json"""
-    found = ran(script, result="reward.json")
+def test_a_program_that_the_run_file_trusts_posts_its_reward() -> None:
+    script = """ask one; reward '{"reward": {"right": 1, "slow": -0.5}}'; echo 9 > reward.json"""
+    found = ran(script, ["41"], rewards="all")
     assert (found.final_reward, found.reward_parts) == (0.5, {"right": 1.0, "slow": -0.5})
 
 
@@ -56,18 +56,18 @@ def test_a_program_rewards_single_answers_by_their_ids() -> None:
     id=$(ask one | sed 's/.*"id":"\\([^"]*\\)".*/\\1/')
     reward "{\\"reward\\": 0.25, \\"response_id\\": \\"$id\\"}"; reward '{"reward": 1}'
     """
-    found = ran(script, ["41"])
+    found = ran(script, ["41"], rewards="all")
     assert (found.turns[0].reward, found.final_reward) == (0.25, 1.0)
 
 
 def test_a_grader_gets_what_the_program_printed() -> None:
-    found = ran("echo 'It is 42.'", grader="agentrl_workflows.graders:number_matches")
+    found = ran("ask one; echo 'It is 42.'", ["42"], grader="agentrl_workflows.graders:number_matches")
     assert found.final_reward == 1.0
 
 
 @pytest.mark.parametrize(("status", "reward"), [(0, 1.0), (3, -1.0)])
 def test_an_exit_status_may_name_the_reward(status: int, reward: float) -> None:
-    assert ran(f"exit {status}", exit_rewards={0: 1.0, 3: -1.0}).final_reward == reward
+    assert ran(f"ask one; exit {status}", ["42"], exit_rewards={0: 1.0, 3: -1.0}).final_reward == reward
 
 
 def test_a_run_file_says_which_agents_are_branches_and_which_calls_are_left_out_of_training() -> None:
@@ -91,7 +91,10 @@ def test_a_run_file_says_which_agents_are_branches_and_which_calls_are_left_out_
 
 def test_the_task_is_a_file_without_its_answer_and_words_stand_for_its_fields() -> None:
     words = ["sh", "-c", 'cat task.json; printf "\\n%s\\n%s\\n" "$1" "$WHO"; pwd', "sh", "{task.question}"]
-    found = load_workflow(COMMAND, {"command": words, "env": {"WHO": "{task.id}/{door.key}"}, "grader": f"{__name__}:shown"})
+    found = load_workflow(
+        COMMAND,
+        {"command": words, "env": {"WHO": "{task.id}/{door.key}"}, "grader": f"{__name__}:shown", "no_call": "allow"},
+    )
     ended = play(found, TASK, [])
     assert ended.failure is None
     assert ended.final_reward == 1.0
@@ -112,7 +115,7 @@ def test_the_working_directory_begins_with_that_of_the_task_and_leaves_it_alone(
     (source / "src").mkdir(parents=True)
     (source / "src" / "a.txt").write_text("42")
     script = "mv src/a.txt b.txt; cp b.txt reward.json"
-    assert ran(script, directory=f"{tmp_path}/{{task.id}}", result="reward.json").final_reward == 42
+    assert ran(script, directory=f"{tmp_path}/{{task.id}}", result="reward.json", no_call="allow").final_reward == 42
     assert (source / "src" / "a.txt").read_text() == "42"
     assert not (source / "b.txt").exists()
 
@@ -121,7 +124,7 @@ def test_the_program_sees_no_variable_of_this_process_that_is_not_named(monkeypa
     monkeypatch.setenv("SOME_SECRET", "1")
     monkeypatch.setenv("SOME_SETTING", "1")
     script = 'test -z "${SOME_SECRET:-}" && test "$SOME_SETTING" = 1'
-    assert ran(script, inherit=["SOME_SETTING"], exit_rewards={0: 1.0}).final_reward == 1.0
+    assert ran(script, inherit=["SOME_SETTING"], exit_rewards={0: 1.0}, no_call="allow").final_reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -140,9 +143,38 @@ def test_a_crash_is_a_fault_or_the_reward_that_the_run_file_names(script: str, s
     assert fault.failure.kind == "EnvironmentFault"
     assert said in fault.failure.message
     assert fault.final_reward is None
-    blamed = ran(script, **settings, on_crash="reward", crash_reward=-0.5)
+    blamed = ran(script, **settings, no_call="allow", on_crash="reward", crash_reward=-0.5)
     assert blamed.failure is None
     assert (blamed.final_reward, blamed.metrics["crashed"]) == (-0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"grader": "agentrl_workflows.graders:number_matches"},
+        {"result": "reward.json"},
+        {"exit_rewards": {0: 1.0}},
+        {"rewards": "all"},
+        {"on_crash": "reward", "crash_reward": 1.0, "ok_statuses": [9]},
+    ],
+    ids=["grader", "result", "exit", "posts", "crash"],
+)
+def test_a_program_that_never_asks_the_policy_is_a_failure(settings: dict[str, Any]) -> None:
+    script = 'echo 42; echo 1 > reward.json; if [ -n "${AGENTRL_REWARD_URL:-}" ]; then reward \'{"reward": 1}\'; fi'
+    found = ran(script, **settings)
+    assert found.failure is not None
+    assert "made no call of the policy" in found.failure.message
+    assert "OPENAI_BASE_URL" in found.failure.message
+    assert found.final_reward is None
+    allowed = ran(script, **settings, no_call="allow")
+    assert (allowed.failure, allowed.final_reward) == (None, 1.0)
+
+
+def test_a_program_whose_every_call_is_a_side_call_has_asked_nothing_that_is_trained() -> None:
+    rules = {"side_calls": {"prompts": ["one"], "answer": "policy"}}
+    found = ran("ask one", ["title"], exit_rewards={0: 1.0}, **rules)
+    assert found.failure is not None
+    assert "side calls" in found.failure.message
 
 
 def test_a_program_that_names_no_reward_is_a_failure() -> None:

@@ -61,7 +61,8 @@ def test_a_program_in_the_sandbox_plays_through_the_door_and_its_result_file_is_
 
 
 def test_a_reward_may_be_posted_from_the_sandbox() -> None:
-    assert ran("""curl -sS --json '{"reward": 0.5}' "$AGENTRL_REWARD_URL" """).final_reward == 0.5
+    script = """ask one; curl -sS --json '{"reward": 0.5}' "$AGENTRL_REWARD_URL" """
+    assert ran(script, ["42"], rewards="all").final_reward == 0.5
 
 
 def test_nothing_but_the_door_is_reached() -> None:
@@ -126,7 +127,7 @@ async def runs_what_was_written(text: str, task: Task, work: Work) -> float:
 @pytest.mark.parametrize("sandbox", [None, True])
 def test_a_grader_of_three_arguments_gets_the_files_and_a_sandbox(sandbox: object) -> None:
     script = "mkdir src; echo 'print(6 * 7)' > src/answer.py; ln -s /etc/passwd src/link; echo done"
-    found = ran(script, grader=f"{__name__}:runs_what_was_written", sandbox=sandbox)
+    found = ran(script, no_call="allow", grader=f"{__name__}:runs_what_was_written", sandbox=sandbox)
     assert found.failure is None, found.failure
     assert found.final_reward == 1.0
 

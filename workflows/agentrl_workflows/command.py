@@ -9,8 +9,9 @@
 The program runs once an episode, in a working directory of its own that holds `task.json`. The variables are those of
 `Door.environment`, such as `OPENAI_BASE_URL` and `ANTHROPIC_BASE_URL`, which the clients of these APIs read by themselves.
 
-Invariant: an episode has the reward that the program, a file or the grader named, or is a failure; a program that broke is
-never a silent 0. The processes of an episode end before the episode does.
+Invariant: an episode has the reward that the one thing named which the run file chose, or is a failure; a program that broke
+is never a silent 0. No process of the program holds a secret that rewards, unless the run file says so (`rewards`). The
+processes of an episode end before the episode does.
 """
 
 from __future__ import annotations
@@ -63,11 +64,17 @@ class CommandSettings(DoorSettings):
     """The settings of an agent that is a program: `workflow` in a run file, where it is no `module:Name`."""
 
     command: Words = Field(min_length=1)
-    """The program and its arguments. `{task.FIELD}` stands for a field of the task, `{door.base_url}`, `{door.url}` and
-    `{door.key}` for the address and the key of the policy. Words with a slash that name a file below the directory in which
+    """The program and its arguments. `{task.FIELD}` stands for a field of the task, `{door.server_url}` for the address of
+    the policy, which takes the key of the environment; `{door.base_url}`, `{door.url}` and `{door.key}` hold the key, which
+    every user of the machine can read there. Words with a slash that name a file below the directory in which
     the run starts, such as `./agent.sh`, become absolute paths."""
     env: Mapping[str, str] = Field(default_factory=dict[str, str])
-    """Variables beside those of the door, PATH, LANG, HOME and TMPDIR; the same words stand for fields as in `command`."""
+    """Variables beside those of the door, PATH, LANG, HOME and TMPDIR; the same words stand for fields as in `command`, and
+    `{door.reward_url}` where `rewards` gives it away."""
+    rewards: Literal["none", "turns", "all"] = "none"
+    """The rewards that the program may post to `AGENTRL_REWARD_URL`: `none`, those of single answers (`turns`), or the final
+    one, too (`all`, which excludes `grader`, `result` and `exit_rewards`). The commands of a coding agent inherit the
+    variable, so let only a program reward that runs no command of the model."""
     inherit: tuple[str, ...] = ()
     """Variables of this process that the program gets, too, by name."""
     sandbox: SandboxConfig | None = None
@@ -80,7 +87,8 @@ class CommandSettings(DoorSettings):
     hide: tuple[str, ...] = ("answer", "reference", "tests", "driver", "calls")
     """Fields of the task that `task.json` leaves out: the program, and so the policy, can read the file."""
     result: str | None = None
-    """A file of the working directory that the program writes: the reward, or `{"reward": ...}`, a number or named parts."""
+    """A file of the working directory that the program writes: the reward, or `{"reward": ...}`, a number or named parts.
+    Commands of the model that run there can write it, too; judge such a program by a `grader`."""
     grader: str | None = None
     """`module:name` of a function `(text, task) -> float`, or `(text, task, work) -> float`, where `work` is a `Work`; the
     text is the program's standard output."""
@@ -106,7 +114,7 @@ class CommandSettings(DoorSettings):
 
 
 class CommandWorkflow(RolloutWorkflow):
-    """Starts a program for each episode; its reward is the one that it posted, else its result file's, else the grader's.
+    """Starts a program for each episode; what the run file names sets its reward: a result file, a grader, or the program.
 
     Args:
         settings: the fields of `CommandSettings`.
@@ -121,6 +129,7 @@ class CommandWorkflow(RolloutWorkflow):
             raise ConfigError("workflow: crash_reward is the reward of `on_crash: reward`; set both or neither")
         if given.sandbox is not None and given.sandbox.backend in ("docker", "remote"):
             raise no_passage(given.sandbox.backend)
+        _check_sources(given)
         self.limit_reward = given.limit_reward
         self._grade = None if given.grader is None else _imported_grader(given.grader)
         self._grades_files = self._grade is not None and _takes_work(self._grade)
@@ -192,7 +201,7 @@ class CommandWorkflow(RolloutWorkflow):
         words = [_filled(word, task, door) for word in settings.command]
         own = {name: _filled(value, task, door) for name, value in settings.env.items()}
         inherited = {name: os.environ[name] for name in settings.inherit if name in os.environ}
-        environment = {**inherited, **door.environment(), **own}
+        environment = {**inherited, **door.environment(with_rewards=settings.rewards != "none"), **own}
         wanted = Wanted(result=settings.result, files=self._grades_files)
         files = {word: path for word in words if (path := self._found(word)) is not None}
         limits = Limits(wall_s=settings.timeout_s, output_kb=settings.output_kb)
@@ -216,7 +225,7 @@ class CommandWorkflow(RolloutWorkflow):
     async def _reward(self, task: Task, client: Client, left: Left) -> float | None:
         settings, episode, result = self._settings, client.episode, left.result
         status = result.exit_status
-        if status is not None and status in settings.exit_rewards and episode.final_reward is None:
+        if status is not None and status in settings.exit_rewards:
             return settings.exit_rewards[status]
         if status is None or status not in (*settings.ok_statuses, *settings.exit_rewards):
             return self._crashed(client, result)
@@ -228,8 +237,9 @@ class CommandWorkflow(RolloutWorkflow):
         if self._grade is not None:
             return await self._graded(result.stdout.decode(errors="replace").strip(), task, left.files)
         raise WorkflowError(
-            f"{self.name} ended, and nothing named its reward: set workflow.result, workflow.grader or "
-            f"workflow.exit_rewards, or let the program post to $AGENTRL_REWARD_URL; it said: {_last_output(result)}"
+            f"{self.name} ended, and nothing named its reward: set workflow.grader, workflow.result or "
+            "workflow.exit_rewards, or let the program post to $AGENTRL_REWARD_URL with `workflow.rewards: all`; it said: "
+            f"{_last_output(result)}"
         )
 
     def _crashed(self, client: Client, result: Result) -> float | None:
@@ -251,19 +261,36 @@ class CommandWorkflow(RolloutWorkflow):
         return check_reward(value, f"workflow.grader, task {task.id}")
 
 
+def _check_sources(settings: CommandSettings) -> None:
+    """Refuse settings by which two things would set the final reward, or by which one would be in sight of others."""
+    named = [name for name in ("result", "grader", "exit_rewards") if getattr(settings, name)]
+    if settings.rewards == "all" and named:
+        raise ConfigError(
+            f"workflow.rewards: all lets the program set the final reward, and so does workflow.{named[0]}; choose one, or "
+            "`rewards: turns` for rewards of single answers alone"
+        )
+    if settings.result is not None and settings.grader is not None:
+        raise ConfigError("workflow.result and workflow.grader both set the final reward; drop one of them")
+    if any("{door.reward_url}" in word for word in settings.command):
+        raise ConfigError("workflow.command: {door.reward_url} would be in sight of all programs; it is $AGENTRL_REWARD_URL")
+
+
 def _filled(text: str, task: Task, door: Door | None) -> str:
     """Return text with the fields of the task and the door in place of their words."""
 
     def value(match: re.Match[str]) -> str:
         kind, name = match.groups()
-        if kind == "door" and door is not None and name in ("base_url", "url", "key", "server_url", "reward_url"):
+        if kind == "door" and door is not None and name in ("base_url", "url", "key", "server_url"):
             return str(getattr(door, name))
+        if kind == "door" and name == "reward_url" and door is not None and door.reward_key is not None:
+            return door.reward_url
         if kind == "task" and name == "id":
             return task.id
         if kind == "task" and name in task.data:
             found = task.data[name]
             return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
-        there = ["{task.id}", *(f"{{task.{each}}}" for each in task.data), "{door.base_url}", "{door.url}", "{door.key}"]
+        of_door = [f"{{door.{each}}}" for each in ("server_url", "base_url", "url", "key")]
+        there = ["{task.id}", *(f"{{task.{each}}}" for each in task.data), *of_door]
         raise WorkflowError(f"workflow: {match[0]} stands for nothing; there is {', '.join(there)}")
 
     return _FIELD.sub(value, text)

@@ -59,6 +59,7 @@ def online_command(
     """
     from agentrl.online.client_keys import KeyRing, add_key, read_key_hashes
     from agentrl.online.traffic import TrafficSettings
+    from agentrl.servers.listening import check_listening
 
     if new_key is not None:
         if keys is None:
@@ -71,8 +72,9 @@ def online_command(
         raise ConfigError("--requests-per-minute, --calls-per-key, --max-conversations and --idle-s must be positive")
     run = load_run(config, overrides, ONLINE_DEFAULTS)
     check_online(run)
-    hashes = read_key_hashes(keys, keys_env)
-    ring = KeyRing(hashes, requests_per_minute=requests_per_minute, max_calls=calls_per_key)
+    read = partial(read_key_hashes, keys, keys_env)
+    ring = KeyRing(read(), requests_per_minute=requests_per_minute, max_calls=calls_per_key, file=keys, read=read)
+    check_listening(host, port)  # before the run has a directory
     settings = TrafficSettings(idle_s=idle_s, max_conversations=max_conversations)
     source = partial(_make_traffic, settings=settings, keys=ring, host=host, port=port)
     existing = "replace" if replace else "resume" if resume else "error"

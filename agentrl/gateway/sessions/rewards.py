@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from agentrl.client.episode import Episode
+from agentrl.episode.checks import check_reward_parts
 from agentrl.errors import RewardError
 from agentrl.gateway.body import CallRefused
 from agentrl.gateway.sessions.dialects import served_dialects
 from agentrl.types import BranchPath
+
+RewardValue: TypeAlias = float | dict[str, float]
+
+
+def plain_reward(value: object) -> RewardValue:
+    """Return a reward that arrived as JSON as the finite numbers that it stands for; true is 1.0.
+
+    Raises:
+        RewardError: the value is no reward.
+
+    Example:
+        >>> plain_reward(True), plain_reward({"right": 1, "short": -0.5})
+        (1.0, {'right': 1.0, 'short': -0.5})
+    """
+    if isinstance(value, str) or value is None:
+        raise RewardError(f"a reward is a number, or an object of named parts that add up to it, got {value!r:.80}")
+    number, parts = check_reward_parts(value, "a reward over HTTP")
+    return dict(parts) or number
 
 
 def set_reward(episode: Episode, value: object, answer: object, branches: Sequence[BranchPath] = ((),)) -> None:
@@ -22,8 +42,7 @@ def set_reward(episode: Episode, value: object, answer: object, branches: Sequen
     """
     if not episode.is_open:
         raise CallRefused("the episode has ended; its reward can no longer be set", status=409)
-    if isinstance(value, str) or value is None:
-        raise RewardError(f"a reward is a number, or an object of named parts that add up to it, got {value!r:.80}")
+    value = plain_reward(value)
     if answer is None:
         _set_final(episode, value)
     elif isinstance(answer, str):

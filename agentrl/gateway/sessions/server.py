@@ -1,8 +1,8 @@
 """The server of the doors of a process: it finds the session of each request, and writes the answers.
 
-Invariant: a request reaches a session only with its secret, which is compared in constant time; the secret of an episode
-that has ended opens nothing. No secret and no content of a call is in a message or a log. One server runs while a door is
-open, on loopback; it ends with the last door.
+Invariant: a request reaches a session only with a secret of it, which is compared in constant time; one secret samples, the
+other one rewards, and neither does both. The secrets of an episode that has ended open nothing. No secret and no content of
+a call is in a message or a log. One server runs while a door is open, on loopback; it ends with the last door.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from agentrl.servers.listening import Connections, Refusal, guard, listening, se
 
 _MAX_BODY_BYTES: Final = 32 * 2**20
 _SECRET_BYTES: Final = 32
+_WRONG_KEY: Final = "invalid_api_key"
 _REMEMBERED: Final = 4096
 """Secrets of ended episodes that get a reason of their own."""
 _SAMPLE_HEADER: Final = "x-agentrl-sample"
@@ -62,11 +63,20 @@ class RequestPlace(NamedTuple):
     """The role, the player and the agent that the path names."""
 
 
+class _Secret(NamedTuple):
+    """What a secret opens."""
+
+    text: bytes
+    session: EpisodeSession | None
+    rewards: bool
+    """Whether it sets rewards; else it samples."""
+
+
 class DoorServer:
     """The sessions of one process, and its routes."""
 
     def __init__(self) -> None:
-        self._sessions: dict[bytes, tuple[bytes, EpisodeSession]] = {}
+        self._secrets: dict[bytes, _Secret] = {}
         self._ended: dict[bytes, None] = {}
 
     def app(self, connections: Connections) -> web.Application:
@@ -78,31 +88,39 @@ class DoorServer:
 
     @contextmanager
     def admitted(self, session: EpisodeSession, url: str) -> Generator[Door]:
-        """Yield the door of a session, whose secret opens it inside the block."""
-        secret = secrets.token_urlsafe(_SECRET_BYTES)
-        digest = _secret_digest(secret)
-        self._sessions[digest] = (secret.encode(), session)
+        """Yield the door of a session, whose secrets open it inside the block."""
+        kinds = (False, True) if session.takes_rewards else (False,)
+        secret_of = {rewards: secrets.token_urlsafe(_SECRET_BYTES) for rewards in kinds}
+        opened = {_secret_digest(each): _Secret(each.encode(), session, kind) for kind, each in secret_of.items()}
+        self._secrets |= opened
         try:
-            yield Door(server_url=url, key=secret)
+            yield Door(server_url=url, key=secret_of[False], reward_key=secret_of.get(True))
         finally:
-            del self._sessions[digest]
-            if len(self._ended) >= _REMEMBERED:
-                del self._ended[next(iter(self._ended))]
-            self._ended[digest] = None
+            for digest in opened:
+                del self._secrets[digest]
+                if len(self._ended) >= _REMEMBERED:
+                    del self._ended[next(iter(self._ended))]
+                self._ended[digest] = None
 
     def _session(self, secret: str, *, is_reward: bool) -> EpisodeSession:
         digest = _secret_digest(secret)
-        known, session = self._sessions.get(digest, (b"", None))
-        if hmac.compare_digest(known, secret.encode("utf-8", "surrogateescape")) and session is not None:
-            return session
+        known = self._secrets.get(digest, _Secret(b"", None, rewards=False))
+        if hmac.compare_digest(known.text, secret.encode("utf-8", "surrogateescape")) and known.session is not None:
+            if is_reward and not known.rewards:
+                raise known.session.refused_reward()
+            if known.rewards and not is_reward:
+                raise CallRefused(
+                    "this secret sets rewards and opens no model; send the key of the episode", status=401, code=_WRONG_KEY
+                )
+            return known.session
         if digest in self._ended and is_reward:
             raise CallRefused("the episode has ended; its reward can no longer be set", status=409)
         if digest in self._ended:
-            raise CallRefused("the episode of this key has ended, and the key with it", status=401, code="invalid_api_key")
+            raise CallRefused("the episode of this key has ended, and the key with it", status=401, code=_WRONG_KEY)
         raise CallRefused(
             "no episode has this key: send the one of the episode, in the path (/e/<key>/v1) or as the API key",
             status=401,
-            code="invalid_api_key",
+            code=_WRONG_KEY,
         )
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -136,6 +154,7 @@ async def open_door(client: Client, settings: DoorSettings, *, keep_alive_s: flo
     others = other_answers(client, settings.side_calls)
     async with others as other, task_group() as tasks, _shared_server() as (server, url):
         session = EpisodeSession(client, settings=settings, other=other, keep_alive_s=keep_alive_s)
+        client.episode.needs_call |= settings.no_call == "fail"
         tasks.start_soon(session.run)
         try:
             with server.admitted(session, url) as door:

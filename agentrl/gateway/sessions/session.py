@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final, NamedTuple, cast
 
 import anyio
 from aiohttp import web
+from anyio.lowlevel import RunVar
 
 from agentrl.client import Client, DoorSettings
+from agentrl.client.arguments import overruled_sampling, without_arguments
 from agentrl.client.backend import Answer, AskedCall
 from agentrl.concurrency import task_group
 from agentrl.gateway.body import CallRefused
@@ -36,10 +38,18 @@ JOINED_METRIC: Final = "gateway.joined_retries"
 """Requests that got the answer of an earlier one: marked retries, and repetitions whose answer did not arrive."""
 SIDE_METRIC: Final = "gateway.side_calls"
 """Side calls, by the rule of `SideCalls`."""
+GREEDY_METRIC: Final = "gateway.greedy_calls"
+"""Calls at temperature 0, which are not trained."""
+REFUSED_REWARDS_METRIC: Final = "gateway.refused_rewards"
+"""Rewards that something sent without the right to: perhaps a policy that tried to pay itself."""
 PASSED_METRIC: Final = "gateway.passed_on."
 """The metric `gateway.passed_on.ROUTE`: requests that another model answered, and that are no turns."""
 IGNORED_METRIC: Final = "gateway.ignored."
 """The metric `gateway.ignored.FIELD`: requests with a field that has no effect."""
+MAX_ROLES: Final = 64
+"""Names of roles that the clients of a process make up; turns of further ones have the role `OTHER_ROLE`."""
+OTHER_ROLE: Final = "other_role"
+_roles: RunVar[set[str]] = RunVar("agentrl_role_names")
 _NOT_OF_THE_CALL: Final = frozenset({"stream", "stream_options"})
 """Fields that a client may change when it repeats a request."""
 
@@ -80,6 +90,9 @@ class EpisodeSession:
     ) -> None:
         self.client, self.keep_alive_s = client, keep_alive_s
         self._on_answer, self._settings, self._other = on_answer, settings, other
+        side_roles = () if settings.side_calls is None else settings.side_calls.roles
+        self._declared = {*settings.branches, *settings.roles, *side_roles, SIDE_CALL, client.speaker.role}
+        """The roles that the run names."""
         self._branches: dict[tuple[str, str], BranchPath] = {}
         """The branches of declared roles, by role and agent."""
         self.store = ItemStore()
@@ -148,15 +161,18 @@ class EpisodeSession:
             self._count(SIDE_METRIC)
             role = role or SIDE_CALL
         other = self._other if is_side else None
+        branch = self._branch_of(role, requester.agent or caller.agent)
         speaker = Speaker(
-            role=role,
+            role=known_role(role, self._declared),
             player=requester.player or own.player,
-            branch=self._branch_of(role, requester.agent or caller.agent),
+            branch=branch,
             dialect=dialect.name,
             client=caller.client,
             left_out=is_side and rule is not None and not rule.train,
         )
         arguments = dict(call.arguments) if call.model is None else {"model": call.model, **call.arguments}
+        if other is None:
+            arguments = self._with_run_sampling(arguments, is_trained=not speaker.left_out)
         if other is not None:  # which answers as a whole
             arguments.pop("stream_options", None)
             return AskedCall(call.messages, arguments, speaker, self.client.timeout), other
@@ -164,6 +180,20 @@ class EpisodeSession:
             arguments["stream_options"] = {"include_usage": True}
         messages = self._history.restored(call.messages, call.arguments.get("tools"))
         return AskedCall(messages, arguments, speaker, self.client.timeout), None
+
+    def _with_run_sampling(self, arguments: dict[str, object], *, is_trained: bool) -> dict[str, object]:
+        """Return the arguments of a call of the policy without those that the run overrules, which are counted."""
+        sampling, backend = self.client.backend.run_sampling, self.client.backend
+        if sampling is None or backend.is_replay:
+            return arguments
+        if sampling.of_programs == "run":
+            with self.client.episode.refusals():
+                overruled = overruled_sampling(arguments, sampling, is_untrained=not is_trained)
+            self._ignored.count(overruled)
+            arguments = without_arguments(arguments, overruled.keys())
+        if is_trained and arguments.get("temperature", sampling.temperature) == 0:
+            self._count(GREEDY_METRIC)
+        return arguments
 
     def _branch_of(self, role: str, agent: str) -> BranchPath:
         """Return the branch in which an agent speaks: one of its own if its role is declared."""
@@ -186,12 +216,29 @@ class EpisodeSession:
         messages = self._history.restored(call.messages, tools)
         return self.client.graph.prepare(messages, tools, self.client.speaker.branch).context.size
 
+    @property
+    def takes_rewards(self) -> bool:
+        """Whether rewards may be set over HTTP."""
+        return self._settings.rewards != "none"
+
+    def refused_reward(self) -> CallRefused:
+        """Return the refusal of a reward by one who may only sample, and count it."""
+        self._count(REFUSED_REWARDS_METRIC)
+        why = (
+            "the key of an episode samples and sets no reward; the reward URL has a secret of its own"
+            if self.takes_rewards
+            else "no reward is taken over HTTP here: what the run names (a grader, a result file, exit statuses, tests) "
+            "sets it; `workflow.rewards` lets a trusted program do it"
+        )
+        return CallRefused(why, status=403)
+
     def reward(self, body: bytes) -> None:
         """Set the reward of one answer, or the final one, as `{"reward": 1.0, "response_id": "chatcmpl-..."}` says.
 
         Raises:
             RewardError: the value is no reward.
-            CallRefused: the body is something else, no answer of this episode has the id, or there is a reward already.
+            CallRefused: the body is something else, no answer of this episode has the id, there is a reward already, or
+                the final reward is not set here (403).
         """
         fields = decode_body(body, dict[str, object])
         unknown = sorted(fields.keys() - {"reward", "response_id"})
@@ -199,6 +246,13 @@ class EpisodeSession:
             raise CallRefused(
                 'a reward is {"reward": 1.0}, with "response_id" that of one answer; '
                 + (f"got the fields {', '.join(unknown)}, too" if unknown else "the body has no reward")
+            )
+        if fields.get("response_id") is None and self._settings.rewards != "all":
+            self._count(REFUSED_REWARDS_METRIC)
+            raise CallRefused(
+                'rewards of single answers alone are taken here: send the "response_id"; the run names what sets the final '
+                "reward",
+                status=403,
             )
         branches = (self.client.speaker.branch, *self._branches.values())
         set_reward(self.client.episode, fields["reward"], fields.get("response_id"), branches)
@@ -211,6 +265,20 @@ class EpisodeSession:
     def _count(self, name: str) -> None:
         metrics = self.client.episode.metrics
         metrics[name] = metrics.get(name, 0.0) + 1.0
+
+
+def known_role(role: str, declared: Collection[str]) -> str:
+    """Return the role that a turn records: metrics have a key for each, so names that clients make up are bounded."""
+    if not role or role in declared:
+        return role
+    try:
+        known = _roles.get()
+    except LookupError:
+        _roles.set(known := set())
+    if role not in known and len(known) >= MAX_ROLES:
+        return OTHER_ROLE
+    known.add(role)
+    return role
 
 
 def _identity(dialect: Dialect, call: DialectCall, requester: Requester) -> bytes:

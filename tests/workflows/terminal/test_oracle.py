@@ -58,7 +58,7 @@ async def validated(folder: Path, workflow: str = f"{__name__}:Silent", **workfl
     [
         (f"{__name__}:Silent", {}),
         ("agentrl_workflows.terminal:TerminalAgent", {"command_s": 0.01}),
-        ("agentrl_workflows.terminal:TerminalCommand", {"command": ["true"]}),
+        ("agentrl_workflows.terminal:TerminalCommand", {"command": ["true"], "no_call": "allow"}),
     ],
 )
 async def test_the_oracle_plays_the_tasks_of_every_agent_with_programs_variables_and_the_tasks_time(

@@ -10,6 +10,7 @@ from agentrl.errors import ConfigError
 from agentrl.testing import play_async
 from agentrl.types import StopReason
 from agentrl_workflows.terminal import TerminalCommand
+from tests.support.self_payers import PREPARED
 from tests.support.terminal import write_problem
 
 ROOT = Path(__file__).parents[3]
@@ -18,6 +19,11 @@ AGENT = {
     "files": {"/opt/agent.py": str(ROOT / "examples" / "terminal" / "agent.py")},
     "images": {"debian:12": None},
 }
+PAYS = """
+assert "AGENTRL_REWARD_URL" not in os.environ
+assert send(DOOR + "/reward")[0] == 403
+assert send(DOOR + "/reward", {"reward": 100, "response_id": name})[0] == 403
+"""
 pytestmark = [pytest.mark.processes, pytest.mark.anyio]
 
 
@@ -44,7 +50,27 @@ async def test_a_program_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
 
 async def test_a_program_that_crashed_is_judged_by_what_it_left(tmp_path: Path) -> None:
     task = write_problem(tmp_path, "count-lines")
-    arguments = {**AGENT, "command": ["bash", "-c", "wc -l < data.txt > count.txt; exit 7"]}
+    arguments = {**AGENT, "command": ["bash", "-c", "wc -l < data.txt > count.txt; exit 7"], "no_call": "allow"}
     played = await play_async(TerminalCommand, task, [], workflow_args=arguments)
     assert played.failure is None, played.failure
     assert (played.final_reward, played.metrics["exit_status"]) == (1.0, 7)
+
+
+async def test_a_program_that_never_asks_the_policy_is_a_failure(tmp_path: Path) -> None:
+    task = write_problem(tmp_path, "count-lines")
+    arguments = {**AGENT, "command": ["bash", "-c", "wc -l < data.txt > count.txt"]}
+    played = await play_async(TerminalCommand, task, [], workflow_args=arguments)
+    assert played.failure is not None
+    assert "made no call of the policy" in played.failure.message
+    with pytest.raises(ConfigError, match="no_call"):
+        TerminalCommand(command=["x"], no_call="perhaps")  # pyright: ignore[reportArgumentType]
+
+
+async def test_no_command_in_the_container_pays_itself(tmp_path: Path) -> None:
+    task = write_problem(tmp_path, "count-lines")
+    hostile = ["python3", "-c", PREPARED + 'name = ask()["id"]' + PAYS]
+    played = await play_async(TerminalCommand, task, lambda _: "Done.", workflow_args={**AGENT, "command": hostile})
+    assert played.failure is None, played.failure
+    assert (played.final_reward, played.metrics["exit_status"]) == (0.0, 0)
+    assert all(turn.reward is None for turn in played.turns)
+    assert played.metrics["gateway.refused_rewards"] == 2.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from agentrl.client import Client
 from agentrl.errors import ConfigError, EnvironmentFault
@@ -34,6 +34,7 @@ class TerminalCommand(TerminalWorkflow):
         env: variables beside those of the door and of the task.
         files: files of this machine that the container has, by their absolute paths in it.
         timeout_s: seconds that the program has, where the task allows no less.
+        no_call: a program that ends without a call of the policy is a failure (`fail`), or what the tests say (`allow`).
         **settings: those of `TerminalWorkflow`.
     """
 
@@ -46,12 +47,16 @@ class TerminalCommand(TerminalWorkflow):
         env: Mapping[str, str] | None = None,
         files: Mapping[str, str] | None = None,
         timeout_s: float = 3600.0,
+        no_call: Literal["fail", "allow"] = "fail",
         **settings: Any,  # noqa: ANN401 - those of the base class, which checks them
     ) -> None:
         super().__init__(**settings)
         if not command or timeout_s <= 0:
             raise ConfigError(f"expected a command and seconds above 0, got {list(command)} and {timeout_s}")
         self._command, self._env, self._timeout_s = tuple(command), dict(env or {}), timeout_s
+        if no_call not in ("fail", "allow"):
+            raise ConfigError(f"workflow_args.no_call: expected fail or allow, got {no_call!r:.40}")
+        self.no_call = no_call
         self._files = {inside: Path(path).resolve() for inside, path in (files or {}).items()}
         missing = [str(path) for path in self._files.values() if not path.is_file()]
         if missing:

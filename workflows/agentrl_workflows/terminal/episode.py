@@ -11,13 +11,13 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import anyio
 from pydantic import ValidationError
 
-from agentrl.client import Client
+from agentrl.client import Client, DoorSettings
 from agentrl.concurrency import outside_work
 from agentrl.data.harbor_task import HarborTask, read_harbor_folder
 from agentrl.errors import ConfigError, WorkflowError
@@ -63,6 +63,8 @@ class TerminalWorkflow(RolloutWorkflow):
 
     served: bool = False
     """Whether programs in the container reach the policy, by a door of the episode."""
+    no_call: Literal["fail", "allow"] = "fail"
+    """With `served`: an agent that ends without a call of the policy is a failure, or what the tests say."""
 
     def __init__(
         self,
@@ -121,7 +123,7 @@ class TerminalWorkflow(RolloutWorkflow):
             bench = await stack.enter_async_context(places.benches.opened(harbor, limits))
             if programs := self.programs():
                 await bench.add(programs)
-            async with client.served() if self.served else nullcontext() as door:
+            async with client.served(self._door(work)) if self.served else nullcontext() as door:
                 port = None if door is None else urlsplit(door.server_url).port
                 run = bench.run(directory=harbor.image.workdir, environment=environment, port=port)
                 async with run as container:
@@ -132,6 +134,11 @@ class TerminalWorkflow(RolloutWorkflow):
         parts = {f"reward.{name}": value for name, value in verdict.parts.items() if name.isidentifier()}
         client.record(verifier_broken=bool(verdict.broken), **parts)
         return verdict.reward
+
+    def _door(self, work: Work) -> DoorSettings:
+        """Return the settings of a door: the tests alone reward, and only the agent of this class has to call."""
+        is_agent = work == self.work
+        return DoorSettings(rewards="none", no_call=self.no_call if is_agent else "allow")
 
     def limits_of(self, harbor: HarborTask) -> Limits:
         """Return the limits of a task's containers: those of the run, or less where the task asks for less."""

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from agentrl.client.json_schema import misfit, schema_problem
+from agentrl.client.json_schema import misfit
+from agentrl.client.schema_problem import schema_problem
 from agentrl.errors import WorkflowError
 from agentrl.tokens.history import MessageReader, next_prefix
 from agentrl.tokens.messages import calls_of, field_getter, message_key, role_of

@@ -1,40 +1,22 @@
-"""Whether a JSON value fits a JSON schema: the keywords of OpenAI's structured output and of pydantic's schemas.
+"""Whether a JSON value fits a JSON schema: the keywords of drafts 4 to 2020-12, as pydantic and zod write them.
 
-Invariant: a keyword that constrains values is checked or refused; none is skipped. Annotations such as `title`, `default`
-and `format` constrain nothing. A pattern that Python's `re` cannot compile is refused.
+Invariant: a keyword that constrains values is checked; `schema_problem` refuses what cannot be. Annotations such as `title`
+and `format`, and keywords of others, constrain nothing, as JSON Schema says.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeGuard
+from urllib.parse import unquote
+
+from agentrl.errors import TokenError
+from agentrl.tokens.messages import canonical_arguments
 
 Schema = Mapping[str, Any]
-_ANNOTATIONS = frozenset({
-    "$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "example", "format",
-    "deprecated", "readOnly", "writeOnly", "discriminator", "strict",
-})  # fmt: skip
-_CHILDREN = ("properties", "$defs", "definitions")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE = ("items", "additionalProperties")
 _MAX_STEPS = 50_000
 """Pairs of a value and a schema that one check compares; more would block the event loop."""
-
-
-def schema_problem(schema: object) -> str:
-    """Return why values cannot be checked against a schema, and where in it; "" if they can.
-
-    Example:
-        >>> schema_problem({"type": "object", "properties": {"a": {"type": "int"}}})
-        "at $.properties.a: 'int' is no type of JSON"
-        >>> schema_problem({"type": "array", "contains": {}})
-        "at $: the keyword 'contains' is not known here"
-    """
-    try:
-        return next(_schema_problems(schema, schema, "$"), "")
-    except RecursionError:
-        return "at $: the schema is nested too deep"
 
 
 def misfit(value: object, schema: Schema) -> str:
@@ -51,7 +33,7 @@ def misfit(value: object, schema: Schema) -> str:
         return next(_misfits(value, schema, _Root(schema), "$"), "")
     except _TooLarge:
         return f"at $: the value is too large to check with this schema: this takes more than {_MAX_STEPS} steps"
-    except (RecursionError, OverflowError) as error:
+    except (RecursionError, OverflowError, TokenError) as error:
         return f"at $: the value cannot be compared: {error}"
 
 
@@ -73,97 +55,59 @@ class _Root:
             raise _TooLarge
 
 
-def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
+def is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a JSON value is an object."""
     return isinstance(value, Mapping)
 
 
-def _is_array(value: object) -> TypeGuard[Sequence[Any]]:
+def is_array(value: object) -> TypeGuard[Sequence[Any]]:
+    """Return whether a JSON value is an array."""
     return isinstance(value, list)
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether a JSON value is a number; true and false are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-_TYPES: Mapping[str, Callable[[object], bool]] = {
-    "object": _is_object,
-    "array": _is_array,
+JSON_TYPES: Mapping[str, Callable[[object], bool]] = {
+    "object": is_object,
+    "array": is_array,
     "string": lambda value: isinstance(value, str),
     "boolean": lambda value: isinstance(value, bool),
     "null": lambda value: value is None,
-    "number": _is_number,
-    "integer": lambda value: _is_number(value) and (isinstance(value, int) or value.is_integer()),
+    "number": is_number,
+    "integer": lambda value: is_number(value) and (isinstance(value, int) or value.is_integer()),
 }
-_SIZES = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_SHAPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    **dict.fromkeys(_CHILDREN, (_is_object, "an object of schemas")),
-    **dict.fromkeys((*_LISTS, "enum"), (_is_array, "a list")),
-    **dict.fromkeys((*_SIZES, *_NUMBERS), (_is_number, "a number")),
-    "type": (lambda value: isinstance(value, (str, list)), "a type or a list of types"),
-    "required": (
-        lambda value: _is_array(value) and all(isinstance(name, str) for name in value),
-        "a list of names",
-    ),
-    "pattern": (_TYPES["string"], "text"),
-    "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
-}
-"""The shape that the value of a keyword must have."""
 
 
-def _types(schema: Schema) -> list[str]:
+def schema_types(schema: Schema) -> list[str]:
+    """Return the types that a schema names."""
     given = schema["type"]
     return [given] if isinstance(given, str) else list(given)
 
 
-def _schema_problems(schema: object, root: object, at: str) -> Iterator[str]:
-    if isinstance(schema, bool):
-        return
-    if not _is_object(schema):
-        yield f"at {at}: expected a schema, got {schema!r:.80}"
-        return
-    for name in schema:
-        if name not in _ANNOTATIONS and name not in _CHECKS and name not in _CHILDREN:
-            yield f"at {at}: the keyword {name!r} is not known here"
-    for name, (fits, what) in _SHAPES.items():
-        if name in schema and not fits(schema[name]):
-            yield f"at {at}: {name} must be {what}, got {schema[name]!r:.80}"
-            return
-    if "type" in schema:
-        yield from (f"at {at}: {name!r:.80} is no type of JSON" for name in _types(schema) if str(name) not in _TYPES)
-    if "$ref" in schema and _referenced(schema["$ref"], root) is None:
-        yield f"at {at}: $ref {schema['$ref']!r:.80} is not found; it must be like '#/$defs/Name'"
-    if "pattern" in schema:
-        try:
-            re.compile(schema["pattern"])
-        except re.error as error:
-            yield f"at {at}: the pattern {schema['pattern']!r:.80} is no regular expression: {error}"
-    for name in _CHILDREN:
-        for key, child in cast("Schema", schema.get(name, {})).items():
-            yield from _schema_problems(child, root, f"{at}.{name}.{key}")
-    for name in _LISTS:
-        for index, child in enumerate(cast("Sequence[object]", schema.get(name, ()))):
-            yield from _schema_problems(child, root, f"{at}.{name}[{index}]")
-    for name in _SINGLE:
-        if name in schema:
-            yield from _schema_problems(schema[name], root, f"{at}.{name}")
-
-
-def _referenced(reference: object, root: object) -> Schema | None:
+def referenced_schema(reference: object, root: object) -> Schema | None:
     """Return the schema that a reference within `root` names; None if there is none."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
+    if not isinstance(reference, str):
+        return None
+    if reference != "#" and not reference.startswith("#/"):
         return None
     found: object = root
     for step in reference.split("/")[1:]:
-        found = found.get(step.replace("~1", "/").replace("~0", "~")) if _is_object(found) else None
-    return found if _is_object(found) else None
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if is_array(found):
+            found = found[int(name)] if name.isdecimal() and int(name) < len(found) else None
+        else:
+            found = found.get(name) if is_object(found) else None
+    return {} if found is True else {"not": {}} if found is False else found if is_object(found) else None
 
 
 def _misfits(value: object, schema: object, root: _Root, at: str) -> Iterator[str]:
     root.count_step()
     if schema is False:
         yield f"at {at}: nothing is allowed here, got {value!r:.80}"
-    if not _is_object(schema):
+    if not is_object(schema):
         return
     for name, check in _CHECKS.items():
         if name in schema:
@@ -171,49 +115,191 @@ def _misfits(value: object, schema: object, root: _Root, at: str) -> Iterator[st
 
 
 def _check_type(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
-    names = _types(schema)
-    if not any(_TYPES[name](value) for name in names):
+    names = schema_types(schema)
+    if value is None and schema.get("nullable") is True:
+        return
+    if not any(JSON_TYPES[name](value) for name in names):
         yield f"at {at}: expected {' or '.join(names)}, got {value!r:.80}"
 
 
 def _check_constant(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
-    allowed = [schema["const"]] if "const" in schema else schema["enum"]
-    if not any(type(value) is type(each) and value == each for each in allowed):
-        yield f"at {at}: expected one of {allowed!r:.200}, got {value!r:.80}"
+    if value is None and schema.get("nullable") is True:
+        return
+    for allowed in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
+        if allowed is not None and not any(_is_equal(value, each) for each in allowed):
+            yield f"at {at}: expected one of {allowed!r:.200}, got {value!r:.80}"
+
+
+def _is_equal(value: object, other: object) -> bool:
+    """Return whether two values are equal in JSON: 1.0 is 1, and true is not."""
+    return _text_of_value(value) == _text_of_value(other)
+
+
+def _text_of_value(value: object) -> str:
+    return f"text {value}" if isinstance(value, str) else canonical_arguments([value])
 
 
 def _check_reference(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
-    yield from _misfits(value, _referenced(schema["$ref"], root.schema), root, at)
+    yield from _misfits(value, referenced_schema(schema["$ref"], root.schema), root, at)
 
 
 def _check_properties(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
-    if _is_object(value):
+    if is_object(value):
         for name, child in schema["properties"].items():
             if name in value:
                 yield from _misfits(value[name], child, root, f"{at}.{name}")
 
 
 def _check_required(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
-    if _is_object(value):
+    if is_object(value):
         yield from (f"at {at}: {name!r} is missing" for name in schema["required"] if name not in value)
 
 
+def _check_patterns(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
+    for name, item in value.items() if is_object(value) else ():
+        for pattern, child in schema["patternProperties"].items():
+            if re.search(pattern, name):
+                yield from _misfits(item, child, root, f"{at}.{name}")
+
+
+def _check_names(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
+    for name in value if is_object(value) else ():
+        yield from _misfits(name, schema["propertyNames"], root, f"{at} (the name {name!r:.80})")
+
+
 def _check_further(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
-    if not _is_object(value):
-        return
-    for name in value.keys() - (schema.get("properties") or {}).keys():
-        if schema["additionalProperties"] is False:
+    if is_object(value):
+        yield from _others(value, value.keys() - _named(value, schema), schema["additionalProperties"], root, at)
+
+
+def _check_unevaluated(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
+    if is_object(value):
+        seen = _evaluated(value, {**schema, "unevaluatedProperties": None}, root, at)
+        yield from _others(value, value.keys() - seen, schema["unevaluatedProperties"], root, at)
+
+
+def _check_unevaluated_items(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
+    if is_array(value):
+        seen = _evaluated(value, {**schema, "unevaluatedItems": None}, root, at)
+        rest = {f"{index}": item for index, item in enumerate(value) if f"{index}" not in seen}
+        yield from _others(rest, rest.keys(), schema["unevaluatedItems"], root, at)
+
+
+def _others(value: Schema, names: Iterable[str], child: object, root: _Root, at: str) -> Iterator[str]:
+    for name in sorted(names):
+        if child is False:
             yield f"at {at}: {name!r} is not allowed"
         else:
-            yield from _misfits(value[name], schema["additionalProperties"], root, f"{at}.{name}")
+            yield from _misfits(value[name], child, root, f"{at}.{name}")
+
+
+def _named(value: Schema, schema: Schema) -> set[str]:
+    """Return the fields of an object that `properties` and `patternProperties` describe."""
+    patterns = list(schema.get("patternProperties") or ())
+    names = schema.get("properties") or {}
+    return {name for name in value if name in names or any(re.search(pattern, name) for pattern in patterns)}
+
+
+def _evaluated(value: object, schema: object, root: _Root, at: str) -> set[str]:
+    """Return the names of fields, or the indices of items, that a schema or one that applies beside it describes."""
+    root.count_step()
+    if not is_object(schema):
+        return set()
+    found: set[str] = set()
+    if is_object(value):
+        is_open = "additionalProperties" in schema or schema.get("unevaluatedProperties") is not None
+        found |= set(value) if is_open else _named(value, schema)
+    elif is_array(value):
+        first, rest = _items_of(schema)
+        is_open = rest is not None or schema.get("unevaluatedItems") is not None
+        found |= {
+            f"{index}"
+            for index, item in enumerate(value)
+            if is_open or index < len(first) or ("contains" in schema and not _problem(item, schema["contains"], root, at))
+        }
+    for child in _applied(value, schema, root, at):
+        found |= _evaluated(value, child, root, at)
+    return found
+
+
+def _applied(value: object, schema: Schema, root: _Root, at: str) -> Iterator[object]:
+    """Yield the schemas that apply to the same value as `schema` does."""
+    if "$ref" in schema:
+        yield referenced_schema(schema["$ref"], root.schema)
+    yield from schema.get("allOf") or ()
+    for name in ("anyOf", "oneOf"):
+        yield from (child for child in schema.get(name) or () if not _problem(value, child, root, at))
+    if "if" in schema:
+        if not _problem(value, schema["if"], root, at):
+            yield schema["if"]
+        yield _branch(value, schema, root, at)
+    for name in ("dependentSchemas", "dependencies"):
+        for field, child in (schema.get(name) or {}).items():
+            if is_object(value) and field in value and not is_array(child):
+                yield child
+
+
+def _items_of(schema: Schema) -> tuple[Sequence[object], object]:
+    """Return the schemas of the first items, and the one of the others; None if there is none."""
+    items = schema.get("items")
+    if is_array(items):  # of older drafts
+        return items, schema.get("additionalItems")
+    return schema.get("prefixItems") or (), items
 
 
 def _check_items(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
-    if _is_array(value):
-        first = schema.get("prefixItems") or ()
+    if is_array(value):
+        first, rest = _items_of(schema)
         for index, item in enumerate(value):
-            child = first[index] if index < len(first) else schema.get("items", True)
+            child = first[index] if index < len(first) else True if rest is None else rest
             yield from _misfits(item, child, root, f"{at}[{index}]")
+
+
+def _check_contains(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
+    if is_array(value):
+        count = sum(not _problem(item, schema["contains"], root, at) for item in value)
+        least, most = schema.get("minContains", 1), schema.get("maxContains", len(value))
+        if not least <= count <= most:
+            yield f"at {at}: {count} items fit `contains`, of which there must be {least} to {most}"
+
+
+def _check_unique(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
+    if is_array(value) and schema["uniqueItems"]:
+        seen: set[str] = set()
+        for index, item in enumerate(value):
+            root.count_step()
+            text = _text_of_value(item)
+            if text in seen:
+                yield f"at {at}[{index}]: {item!r:.80} is there twice"
+            seen.add(text)
+
+
+def _check_not(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
+    if not _problem(value, schema["not"], root, at):
+        yield f"at {at}: {value!r:.80} fits a schema that it must not fit"
+
+
+def _check_condition(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
+    yield from _misfits(value, _branch(value, schema, root, at), root, at)
+
+
+def _branch(value: object, schema: Schema, root: _Root, at: str) -> object:
+    return schema.get("else" if _problem(value, schema["if"], root, at) else "then", True)
+
+
+def _check_dependent(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
+    for name in ("dependentRequired", "dependentSchemas", "dependencies"):
+        for field, child in (schema.get(name) or {}).items():
+            if not is_object(value) or field not in value:
+                continue
+            if is_array(child):
+                yield from (f"at {at}: {each!r} is missing beside {field!r}" for each in child if each not in value)
+            else:
+                yield from _misfits(value, child, root, at)
+
+
+def _problem(value: object, schema: object, root: _Root, at: str) -> str:
+    return next(_misfits(value, schema, root, at), "")
 
 
 def _check_pattern(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
@@ -224,7 +310,7 @@ def _check_pattern(value: object, schema: Schema, root: _Root, at: str) -> Itera
 def _check_alternatives(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     for name in ("anyOf", "oneOf"):
         if name in schema:
-            problems = [next(_misfits(value, child, root, at), "") for child in schema[name]]
+            problems = [_problem(value, child, root, at) for child in schema[name]]
             fitting = problems.count("")
             if not fitting:
                 yield problems[0]
@@ -238,7 +324,7 @@ def _check_all(value: object, schema: Schema, root: _Root, at: str) -> Iterator[
 
 
 def _check_multiple(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
-    if _is_number(value) and not float(value / schema["multipleOf"]).is_integer():
+    if is_number(value) and not float(value / schema["multipleOf"]).is_integer():
         yield f"at {at}: expected a multiple of {schema['multipleOf']}, got {value!r}"
 
 
@@ -249,9 +335,9 @@ def _bound(name: str, applies: Callable[[object], bool], measure: Callable[[Any]
     """Return the check of a keyword that bounds a number, a length or a count."""
 
     def check(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
-        if applies(value):
+        if applies(value) and not isinstance(schema[name], bool):  # true is of draft 4, and of the other bound
             number, limit = measure(value), schema[name]
-            strict = name.startswith("exclusive")
+            strict = name.startswith("exclusive") or schema.get(f"exclusive{name[0].upper()}{name[1:]}") is True
             holds = number >= limit if least else number <= limit
             if not holds or (strict and number == limit):
                 yield f"at {at}: {name} is {limit}, got {value!r:.80}"
@@ -270,22 +356,35 @@ _CHECKS: Mapping[str, Check] = {
     "$ref": _check_reference,
     "properties": _check_properties,
     "required": _check_required,
+    "patternProperties": _check_patterns,
+    "propertyNames": _check_names,
     "additionalProperties": _check_further,
     "items": _check_items,
     "prefixItems": _check_items,
+    "contains": _check_contains,
+    "uniqueItems": _check_unique,
     "pattern": _check_pattern,
     "anyOf": _check_alternatives,
     "oneOf": _check_alternatives,
     "allOf": _check_all,
+    "not": _check_not,
+    "if": _check_condition,
+    "dependentRequired": _check_dependent,
+    "dependentSchemas": _check_dependent,
+    "dependencies": _check_dependent,
+    "unevaluatedProperties": _check_unevaluated,
+    "unevaluatedItems": _check_unevaluated_items,
     "multipleOf": _check_multiple,
-    "minimum": _bound("minimum", _is_number, _itself, least=True),
-    "exclusiveMinimum": _bound("exclusiveMinimum", _is_number, _itself, least=True),
-    "maximum": _bound("maximum", _is_number, _itself, least=False),
-    "exclusiveMaximum": _bound("exclusiveMaximum", _is_number, _itself, least=False),
-    "minLength": _bound("minLength", _TYPES["string"], len, least=True),
-    "maxLength": _bound("maxLength", _TYPES["string"], len, least=False),
-    "minItems": _bound("minItems", _is_array, len, least=True),
-    "maxItems": _bound("maxItems", _is_array, len, least=False),
-    "minProperties": _bound("minProperties", _is_object, len, least=True),
-    "maxProperties": _bound("maxProperties", _is_object, len, least=False),
+    "minimum": _bound("minimum", is_number, _itself, least=True),
+    "exclusiveMinimum": _bound("exclusiveMinimum", is_number, _itself, least=True),
+    "maximum": _bound("maximum", is_number, _itself, least=False),
+    "exclusiveMaximum": _bound("exclusiveMaximum", is_number, _itself, least=False),
+    "minLength": _bound("minLength", JSON_TYPES["string"], len, least=True),
+    "maxLength": _bound("maxLength", JSON_TYPES["string"], len, least=False),
+    "minItems": _bound("minItems", is_array, len, least=True),
+    "maxItems": _bound("maxItems", is_array, len, least=False),
+    "minProperties": _bound("minProperties", is_object, len, least=True),
+    "maxProperties": _bound("maxProperties", is_object, len, least=False),
 }
+CONSTRAINTS: Final = frozenset({*_CHECKS, "additionalItems", "minContains", "maxContains", "then", "else", "nullable"})
+"""The keywords that constrain values, each of which `misfit` checks."""

@@ -4,17 +4,20 @@ the turns of a conversation stay one branch."""
 from __future__ import annotations
 
 import json
+from datetime import datetime
+from decimal import Decimal
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, Json, TypeAdapter, ValidationError, WithJsonSchema
 
 from agentrl.client import Client, ReplayBackend, SamplingConfig
 from agentrl.client.demand import Demand
-from agentrl.client.json_schema import misfit, schema_problem
+from agentrl.client.json_schema import misfit
+from agentrl.client.schema_problem import schema_problem
 from agentrl.errors import WorkflowError
 from agentrl.types import StopReason
 from tests.client.conftest import Says
@@ -111,8 +114,8 @@ async def test_a_miss_is_counted_and_returned_as_it_is(
         ({"response_format": {"type": "grammar"}}, "must be text, json_object or json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, 'expected {"type": "json_schema"'),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"contains": {}}}}},
-            "the keyword 'contains' is not known here",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"minLenght": 1}}}},
+            "the keyword 'minLenght' is not known; is it 'minLength'",
         ),
         ({"tool_choice": "required"}, "the call has no tools"),
         ({"tools": [calc.schema], "tool_choice": "always"}, "name one of the tools"),
@@ -207,6 +210,68 @@ def test_a_value_fits_the_schema_of_a_model_exactly_if_the_model_takes_it(value:
         ({"allOf": [{"required": ["a"]}, {"maxProperties": 1}]}, [{"a": 1}, 5], [{}, {"a": 1, "b": 2}]),
         ({"properties": {"a": {"$ref": "#"}}, "additionalProperties": False}, [{"a": {"a": {}}}], [{"a": {"b": 1}}]),
         ({"properties": {"a": False}}, [{}], [{"a": 1}]),
+        ({"type": "array", "uniqueItems": True}, [[], [1, True, "1", [1]]], [[1, 1.0], [{"a": 1}, {"a": 1}], ["a", "a"]]),
+        ({"uniqueItems": False}, [[1, 1]], []),
+        ({"propertyNames": {"pattern": "^a"}}, [{"a": 1}, {}, 5], [{"b": 1}]),
+        ({"patternProperties": {"^a": {"type": "null"}}}, [{"a": None, "b": 1}], [{"ab": 1}]),
+        ({"patternProperties": {"^a": {}}, "additionalProperties": False}, [{"a": 1}], [{"b": 1}]),
+        ({"not": {"type": "null"}}, [1], [None]),
+        ({"not": {}}, [], [1, None]),
+        ({"contains": {"type": "null"}}, [[1, None], "text"], [[1], []]),
+        ({"contains": {"const": 1}, "minContains": 0, "maxContains": 1}, [[], [1]], [[1, 1.0]]),
+        (
+            {"if": {"required": ["a"]}, "then": {"required": ["b"]}, "else": {"maxProperties": 0}},
+            [{}, {"a": 1, "b": 1}],
+            [{"a": 1}],
+        ),
+        ({"if": {"type": "null"}}, [None, 1], []),
+        ({"dependentRequired": {"a": ["b"]}}, [{"b": 1}, {"a": 1, "b": 1}], [{"a": 1}]),
+        ({"dependentSchemas": {"a": {"maxProperties": 1}}}, [{"a": 1}], [{"a": 1, "b": 1}]),
+        ({"dependencies": {"a": ["b"], "c": {"maxProperties": 1}}}, [{"c": 1}], [{"a": 1}, {"b": 1, "c": 1}]),
+        (
+            {"allOf": [{"properties": {"a": {}}}], "properties": {"b": {}}, "unevaluatedProperties": False},
+            [{"a": 1, "b": 2}],
+            [{"c": 1}],
+        ),
+        (
+            {
+                "anyOf": [{"properties": {"a": {"const": 1}}, "required": ["a"]}, {"required": ["b"]}],
+                "unevaluatedProperties": False,
+            },
+            [{"a": 1}],
+            [{"b": 1}, {"a": 1, "b": 1}],
+        ),
+        ({"prefixItems": [{}], "unevaluatedItems": {"type": "null"}}, [[1, None]], [[1, 2]]),
+        ({"items": [{"type": "null"}], "additionalItems": False}, [[None], []], [[1], [None, 1]]),
+        ({"type": "string", "nullable": True, "enum": ["a"]}, ["a", None], ["b", 1]),
+        ({"minimum": 1, "exclusiveMinimum": True, "maximum": 3, "exclusiveMaximum": False}, [2, 3], [1, 4]),
+        ({"const": 1, "enum": [1, 2]}, [1, 1.0], [2, True]),
+        (
+            {"properties": {"a": {"anyOf": [{"type": "null"}]}, "b": {"$ref": "#/properties/a/anyOf/0"}}},
+            [{"b": None}],
+            [{"b": 1}],
+        ),
+        ({"$defs": {"a b": {"type": "null"}}, "$ref": "#/$defs/a%20b"}, [None], [1]),
+        (
+            {
+                "type": "string",
+                "format": "made-up",
+                "contentEncoding": "base64",
+                "contentMediaType": "image/png",
+                "x-order": 1,
+                "contentSchema": {"type": "null"},
+                "readOnly": True,
+                "deprecated": True,
+                "examples": ["a"],
+                "$anchor": "n",
+                "errorMessage": "no",
+                "markdownDescription": "b",
+                "externalDocs": {},
+                "discriminator": {"propertyName": "a"},
+            },
+            ["text"],
+            [1],
+        ),
     ],
 )
 def test_each_keyword_is_checked(schema: dict[str, Any], fitting: list[object], other: list[object]) -> None:
@@ -223,7 +288,18 @@ def test_each_keyword_is_checked(schema: dict[str, Any], fitting: list[object], 
         {"$ref": "http://a/b"},
         {"pattern": "("},
         {"items": 5},
-        {"not": {}},
+        {"not": 5},
+        {"$ref": "#Name"},
+        {"$ref": "#/properties/a/5"},
+        {"$dynamicRef": "#a"},
+        {"uniqueItem": True},
+        {"uniqueItems": 1},
+        {"patternProperties": {"(": {}}},
+        {"patternProperties": {"a": 5}},
+        {"dependentRequired": {"a": 5}},
+        {"dependencies": {"a": 5}},
+        {"contains": {"minimun": 1}},
+        {"then": {"type": "int"}},
         {"required": 1},
         {"required": [1]},
         {"minimum": "x"},
@@ -235,6 +311,41 @@ def test_each_keyword_is_checked(schema: dict[str, Any], fitting: list[object], 
 )
 def test_a_schema_that_cannot_be_checked_is_no_schema(schema: object) -> None:
     assert schema_problem({"properties": {"a": schema}}).startswith("at $.properties.a")
+
+
+class Point(BaseModel):
+    kind: Literal["point"] = "point"
+    at: Annotated[tuple[int, int], Field(examples=[(1, 2)])]
+
+
+class Note(BaseModel):
+    kind: Literal["note", "memo"]
+    data: Annotated[bytes, WithJsonSchema({"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"})]
+
+
+class Various(BaseModel):
+    model_config = {"extra": "forbid", "json_schema_extra": {"x-version": 3, "$comment": "made up"}}
+    names: set[str]
+    counts: dict[Annotated[str, Field(pattern="^[a-z]+$")], Annotated[int, Field(ge=0)]]
+    part: Annotated[Point | Note, Field(discriminator="kind", deprecated=True)]
+    price: Decimal
+    inner: Annotated[Json[list[int]] | None, Field(json_schema_extra={"readOnly": True, "x-unit": "m"})] = None
+    when: datetime | None = None
+
+
+def test_a_schema_of_a_model_of_many_kinds_is_taken_and_checked() -> None:
+    schema = Various.model_json_schema()
+    assert schema_problem(schema) == ""
+    right: dict[str, Any] = {"names": ["a"], "counts": {"a": 1}, "part": {"at": [1, 2]}, "price": "1.5"}
+    right["part"]["kind"] = "point"
+    assert misfit(right, schema) == ""
+    for wrong in (
+        {"names": ["a", "a"]},
+        {"counts": {"a": -1}},
+        {"part": {"kind": "point", "at": [1]}},
+        {"new": 1},
+    ):
+        assert misfit({**right, **wrong}, schema), wrong
 
 
 def test_what_a_model_writes_never_raises() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,24 @@ async def test_an_unused_conversation_gives_way_and_no_key_shuts_another_one_out
         assert (found, "has ended" in body["error"]["message"]) == (409, True)
     assert run.report is not None
     assert dict(run.report.dropped_groups)["crowded_out"] == 3
+
+
+async def test_new_users_are_served_while_many_silent_conversations_are_open(tmp_path: Path, renderer: Renderer) -> None:
+    most, of_web, of_app = 8, 40, 12
+    async with online_run(tmp_path / "run", renderer, max_conversations=most) as run:
+        silent = [(await run.chat(f"Hello {number}."))[1] for number in range(of_web)]
+        assert [each.name for each in run.traffic.conversations] == silent[-most:], "the longest idle ones went"
+        rewarded, liked = await run.chat("Thank you.")
+        assert (await run.feedback(0.5, response_id=rewarded["id"]))[0] == 200
+        for number in range(of_app):
+            await run.chat(f"Hi {number}.", key="app")
+        held = Counter(each.client for each in run.traffic.conversations)
+        assert held == {"web": most // 2, "app": most // 2}, "each key has its share"
+        names = [each.name for each in run.traffic.conversations]
+        assert liked in names, "it has feedback"
+        assert set(silent) & set(names) == set(silent[1 - most // 2 :]), "those of web that were used last"
+    assert run.report is not None
+    assert dict(run.report.dropped_groups)["crowded_out"] == of_web + 1 + of_app - most
 
 
 async def test_a_server_whose_conversations_are_all_busy_says_so(tmp_path: Path, renderer: Renderer) -> None:

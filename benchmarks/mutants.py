@@ -35,8 +35,34 @@ from benchmarks.machine import describe_machine
 ROOT = Path(__file__).parents[1]
 TABLE = Path(__file__).parent / "mutants.toml"
 RESULTS = Path(__file__).parent / "results" / "mutants.json"
-LIMIT_S = 600
+LIMIT_S = 400
 """A run of tests that takes longer hangs, which is as good as a failure."""
+HUNG = 99
+"""Exit status of such a run."""
+QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+"""Of packages that are loaded before pytest."""
+WARM = """
+import json, os, sys, threading
+import aiohttp, hypothesis.strategies, numpy, openai, pydantic, pytest, torch, trio
+from transformers.models.qwen3 import modeling_qwen3
+for line in sys.stdin:
+    asked = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        output = os.open(asked["output"], os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(output, 1), os.dup2(output, 2)
+        os.chdir(asked["root"])
+        sys.path[:0] = asked["path"]
+        last = threading.Timer(asked["limit_s"], os._exit, [asked["hung"]])
+        last.daemon = True
+        last.start()
+        code = pytest.main(asked["arguments"])
+        sys.stdout.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""A process that has loaded the packages of others, and forks for each run of tests; it never imports this repository."""
 
 
 class Mutant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,9 +105,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of the repository, in which one mutant at a time is applied."""
+    """A copy of the repository, in which one mutant at a time is applied, and the process that runs its tests."""
 
     root: Path
+    warm: subprocess.Popen[str]
 
     @classmethod
     def make(cls, folder: Path) -> Copy:
@@ -92,39 +119,51 @@ class Copy:
             if source.is_file():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, target)
-        return cls(folder)
+        path = os.pathsep.join(str(folder / part) for part in ("", "workflows", "envs"))
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        return cls(folder, subprocess.Popen([sys.executable, "-c", WARM], cwd=folder, env=environment, text=True, **pipes))
 
     def first_failure(self, tests: Sequence[str]) -> str | None:
         """Run tests until one fails; return its name, or None."""
-        path = os.pathsep.join(str(self.root / part) for part in ("", "workflows", "envs"))
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", *tests]
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        try:
-            done = subprocess.run(
-                command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return f"no end within {LIMIT_S} s"
-        if done.returncode == 0:
+        assert self.warm.stdin is not None
+        assert self.warm.stdout is not None
+        output = self.root / ".output"
+        arguments = ["-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", *QUIET, *tests]
+        path = [str(self.root / part) for part in ("", "workflows", "envs")]
+        asked = {"root": str(self.root), "path": path, "arguments": arguments, "output": str(output)}
+        asked |= {"limit_s": LIMIT_S, "hung": HUNG}
+        self.warm.stdin.write(json.dumps(asked) + "\n")
+        self.warm.stdin.flush()
+        code = int(self.warm.stdout.readline())
+        if code == 0:
             return None
-        failed = (line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR ")))
+        if code == HUNG:
+            return f"no end within {LIMIT_S} s"
+        text = output.read_text()
+        failed = (line for line in text.splitlines() if line.startswith(("FAILED ", "ERROR ")))
         first = next(failed, None)
         if first is None:
-            raise RuntimeError(f"pytest ended with {done.returncode} and named no test:\n{done.stdout}\n{done.stderr}")
+            raise RuntimeError(f"pytest ended with {code} and named no test:\n{text}")
         return first.split(maxsplit=1)[1].partition(" - ")[0]
 
     def judge(self, mutant: Mutant, tests: Sequence[str]) -> Outcome:
         """Apply a mutant, run its tests, and take it back."""
         path, digest = self.root / mutant.file, mutant.digest(self.root)
         text = path.read_text()
-        path.write_text(text.replace(mutant.before, mutant.after))
+        self._replace(path, text.replace(mutant.before, mutant.after))
         try:
             failure = self.first_failure(tests)
         finally:
-            path.write_text(text)
+            self._replace(path, text)
         outcome = "survived" if failure is None else "killed"
         line = line_of(text, mutant)
         return Outcome(name=mutant.name, file=mutant.file, line=line, outcome=outcome, by=failure or "", digest=digest)
+
+    def _replace(self, path: Path, text: str) -> None:
+        path.write_text(text)
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            compiled.unlink()  # it is told from the file by size and second alone
 
 
 def line_of(text: str, mutant: Mutant) -> int:
@@ -161,9 +200,10 @@ def judge_all(table: Table, chosen: Sequence[Mutant], found: dict[str, Outcome],
     """Judge mutants, `jobs` at a time, each in a copy of its own; write after each."""
     lock = threading.Lock()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
+        made = [Copy.make(Path(folder) / str(number)) for number in range(jobs)]
         copies: SimpleQueue[Copy] = SimpleQueue()
-        for number in range(jobs):
-            copies.put(Copy.make(Path(folder) / str(number)))
+        for copy in made:
+            copies.put(copy)
 
         def one(mutant: Mutant) -> None:
             copy = copies.get()
@@ -176,7 +216,11 @@ def judge_all(table: Table, chosen: Sequence[Mutant], found: dict[str, Outcome],
                 print(f"{outcome.outcome:<9} {mutant.name:<52} {outcome.by}", flush=True)
                 write(table, found)
 
-        list(pool.map(one, chosen))
+        try:
+            list(pool.map(one, chosen))
+        finally:
+            for copy in made:
+                copy.warm.kill()
 
 
 def is_unknown(mutant: Mutant, found: Mapping[str, Outcome]) -> bool:

@@ -6,7 +6,6 @@ names it; none is dropped silently. The sampling parameters are within the bound
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -403,14 +402,3 @@ def _read_bool(given: Mapping[str, object], name: str) -> bool:
     if value is None or isinstance(value, bool):
         return value is True
     raise WorkflowError(f"{_WHERE}: {name} must be True or False, got {type(value).__name__} {_shortened(value)}")
-
-
-def call_seed(run_seed: int, episode_id: str, call: int) -> int:
-    """Return the seed of a model call, 63 bits; `call` is its number in the episode.
-
-    Example:
-        >>> call_seed(0, "0.0.0", 0) == call_seed(0, "0.0.0", 0), call_seed(0, "0.0.0", 0) == call_seed(0, "0.0.0", 1)
-        (True, False)
-    """
-    digest = hashlib.blake2b(f"{run_seed}/{episode_id}/{call}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1

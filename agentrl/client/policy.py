@@ -16,7 +16,7 @@ from uuid import uuid4
 import anyio
 import numpy as np
 
-from agentrl.client.arguments import CallArguments, call_seed, checked_messages, read_arguments, read_sampling
+from agentrl.client.arguments import CallArguments, checked_messages, read_arguments, read_sampling
 from agentrl.client.backend import Answer, AnswerStream, AskedCall, ClientBackend, Delta, Piece, PolicyTokenizer
 from agentrl.client.completion import token_logprobs
 from agentrl.client.config import SamplingConfig
@@ -24,6 +24,7 @@ from agentrl.client.deltas import DeltaSplitter
 from agentrl.client.demand import Demand, Instructions
 from agentrl.client.episode import MISSES_METRIC, Episode, EpisodeSettings
 from agentrl.client.offline import CallTimeout, call_timeout
+from agentrl.client.seeds import CallSeeds
 from agentrl.concurrency import outcome_of
 from agentrl.episode.checks import are_independent
 from agentrl.errors import ContextOverflow, ReplyError, ServerError, ServerUnavailable, WorkflowError
@@ -47,7 +48,8 @@ class PolicyBackend(ClientBackend):
         settings: of the episode.
         max_context_tokens: context plus output of one call; the model's own limit holds as well.
         seed: of the run; a call without a seed of its own gets one from it, the episode's id and the number of the call, so
-            that sampling depends neither on the order of calls nor on restarts. None leaves seeds to the server.
+            that sampling depends neither on the order of calls nor on restarts. None leaves seeds to the server. Of calls
+            with the same seed of their own, only the first keeps it.
         counts_misses: compare answers with what their calls demanded; false for one call whose metrics are not read.
     """
 
@@ -64,8 +66,7 @@ class PolicyBackend(ClientBackend):
     ) -> None:
         super().__init__(episode := Episode(settings))
         self.inference, self.renderer, self.sampling = inference, renderer, sampling
-        self._seed, self._counts_misses = seed, counts_misses
-        self._num_requests = 0
+        self._seeds, self._counts_misses = CallSeeds(seed, episode.id), counts_misses
         limits = [limit for limit in (max_context_tokens, renderer.max_context) if limit is not None]
         self._max_context = min(limits, default=None)
         self._graph = TokenGraph(
@@ -202,9 +203,7 @@ class PolicyBackend(ClientBackend):
                 raise episode.calls.exceeded(StopReason.CONTEXT_LIMIT, full)
         if room != sampling.max_new_tokens:
             sampling = replace(sampling, max_new_tokens=room)
-        if sampling.seed is None and self._seed is not None:
-            sampling = replace(sampling, seed=call_seed(self._seed, episode.id, self._num_requests))
-        self._num_requests += 1
+        sampling = replace(sampling, seed=self._seeds.next(sampling.seed))
         return GenerateRequest(request_id=uuid4().hex, episode_id=episode.id, context=prompt.context, sampling=sampling)
 
     def check_not_aborted(self, request: GenerateRequest, generation: Generation) -> None:

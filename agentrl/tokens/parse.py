@@ -99,13 +99,15 @@ CallReader = Callable[[str, Schemas], ParsedCalls]
 """Takes the text after the reasoning, and the tools; returns the calls and the remaining text."""
 
 
+CallWriter = Callable[[Sequence[tuple[str, Mapping[str, object]]]], str]
+"""Takes the names and arguments of calls; returns them as the model writes them."""
+
+
 class ToolWriter(NamedTuple):
-    """How tools are described to a model whose template has none, and how calls and results are written for it."""
+    """How tools are described to a model whose template has none, and how results are written for it."""
 
     description: str
     """The text in the system message; `{tools}` stands for the schemas, one JSON object a line."""
-    call: tuple[str, str]
-    """The texts around the JSON of a call."""
     result: tuple[str, str]
     """The texts around a tool's result."""
 
@@ -128,8 +130,12 @@ class ToolFormat:
     """Splits an output at its reasoning, for formats that do not write `<think>`."""
     call_id: Callable[[str, int], str] | None = None
     """Returns the id of a call by its name and number, for templates that write ids in a form of their own."""
+    write: CallWriter | None = None
+    """Writes calls, for templates that leave them out; None if the format is only read."""
+    sign: str = ""
+    """Text by which the prompt of such a template asks for the form."""
     writer: ToolWriter | None = None
-    """For templates without tools; None if the format is only read."""
+    """For templates without tools; needs `write`."""
 
 
 class CallLimits(NamedTuple):
@@ -250,12 +256,14 @@ def json_call(text: str, at: int, tools: Schemas) -> ReadCalls | None:
     return None if found is None or call is None else ReadCalls([call], found[1])
 
 
-def json_calls(text: str, at: int, tools: Schemas) -> ReadCalls | None:
-    """Read a list of such calls."""
+def json_calls(
+    text: str, at: int, tools: Schemas, *, read_one: Callable[[object], RawCall | None] | None = None
+) -> ReadCalls | None:
+    """Read a list of such calls, or of those that `read_one` takes from JSON values."""
     found = json_at(text, skip_space(text, at))
     if found is None or not isinstance(found[0], list):
         return None
-    calls = [call_of(value) for value in cast("list[object]", found[0])]
+    calls = [(read_one or call_of)(value) for value in cast("list[object]", found[0])]
     good = [call for call in calls if call is not None]
     return ReadCalls(good, found[1]) if good and len(good) == len(calls) else None
 

@@ -24,7 +24,7 @@ from agentrl.tokens.breaks import restored
 from agentrl.tokens.formats import TOOL_FORMATS, ToolFormatName
 from agentrl.tokens.messages import plain_message, roles_of
 from agentrl.tokens.parse import THINK_CLOSE, THINK_OPEN, ParsedMessage, ToolFormat, parse_text
-from agentrl.tokens.template.model_calls import WITHOUT_TOOLS, ModelCalls
+from agentrl.tokens.template.model_calls import WITHOUT_CALLS, WITHOUT_TOOLS, ModelCalls
 from agentrl.tokens.template.probing import QUESTION, TemplateTraits, try_out
 from agentrl.tokens.template.rendering import ChatTemplate, PlainMessage, Rendered, ToolSchemas
 from agentrl.tokens.template.round_trip import answer_text
@@ -102,6 +102,7 @@ class Renderer:
         self.tool_format: ToolFormat | None = calls.form
         """The form of tool calls; None if the template shows no tools, or its calls do not come back in any known form."""
         self._call_limits, self._written_call = calls.limits, calls.written_call
+        self._leaves_out_calls = calls.leaves_out
         self.local: bool = self._prober.local()
         """Whether a turn costs only its new messages (else: one rendering of the conversation), for usual messages."""
         self.text_prefix_preserving: bool = self._prober.text_prefix_preserving()
@@ -264,6 +265,8 @@ class Renderer:
             return
         if not self._prober.renders_tools:
             raise TokenError(f"the request has tools, but the chat template of {self._where} {WITHOUT_TOOLS}")
+        if self._leaves_out_calls:
+            raise TokenError(f"the request has tools, but the chat template of {self._where} {WITHOUT_CALLS}")
         raise TokenError(
             f"the request has tools, but no known form reads the tool calls of {self._where}: its chat template writes "
             f"{self._written_call}, and the call does not come back. Known forms are {', '.join(TOOL_FORMATS)}; give the "

@@ -17,13 +17,14 @@ from agentrl.algo.advantages.advantage_options import (
     GaeOptions,
     GrpoOptions,
     OffPolicyOptions,
+    OptimalBaselineOptions,
     PassAtKOptions,
 )
 from agentrl.algo.advantages.episodes import best_of_k, grpo, max_rl, off_policy_baseline
 from agentrl.algo.advantages.episodes import episode as by_episode
 from agentrl.algo.advantages.gae import ValueEstimate, gae, token_gae, turn_gae
 from agentrl.algo.advantages.players import Float64Array
-from agentrl.algo.advantages.turn_returns import returns_to_go
+from agentrl.algo.advantages.turn_returns import optimal_baseline, returns_to_go
 from agentrl.algo.advantages.whitening import whiten
 from agentrl.algo.slots import NoOptions
 from agentrl.errors import InvariantError
@@ -154,6 +155,20 @@ GOLDEN: Mapping[str, Sequence[float]] = {
     "pass_at_k": [4 / 3, 0.0, 0.0, 16 / 3],
     "optimal_baseline": [0.0, -4 / 3, -4 / 3, 8 / 3],
 }
+
+
+def test_the_optimal_baseline_weighs_a_return_by_the_energy_of_all_tokens_up_to_the_end_of_its_turn() -> None:
+    def of(first: float, second: float, final: float) -> Trajectory:
+        pair = [
+            replace(turn(None, parent), output_logprobs=np.log(np.array([p], np.float32)))
+            for parent, p in ((None, first), (0, second))
+        ]
+        return episode(pair, final)
+
+    found = optimal_baseline(group([of(0.5, 0.5, 0.0), of(0.5, 0.5, 1.0), of(0.2, 0.5, 3.0)]), OptimalBaselineOptions())
+    first, second = 0.25 + 3 * 0.64, 0.5 + 3 * 0.89  # energies (1 - p)^2 are 0.25 and 0.64, and add up along the episode
+    assert found[0].tolist() == pytest.approx([-first / (0.25 + 0.64), -second / (0.5 + 0.89)])
+    assert found[1].tolist() == pytest.approx([1 - 3 * 0.64 / 0.89, 1 - 3 * 0.89 / 1.39])
 
 
 def recorded(group: Group) -> list[list[Float32Array]]:
@@ -319,6 +334,15 @@ def test_independent_branches_share_no_step_of_a_token_gae() -> None:
     values = [np.zeros(2, np.float32), np.zeros(1, np.float32)]
     [estimate] = token_gae(group([episode(turns)]), GaeOptions(discount=1.0, trace=1.0), [values])
     assert [one.tolist() for one in estimate.advantages] == [[1.0, 1.0], [7.0]]
+
+
+def test_a_branch_takes_its_own_steps_alone_though_the_turn_before_it_was_recorded_later() -> None:
+    turns = [turn(branch=(0,), sent_at=3), turn(sent_at=1), turn(branch=(1,), sent_at=5)]
+    values = [np.array([value], np.float32) for value in (2.0, 1.0, 4.0)]
+    for estimate_of in (token_gae, turn_gae):
+        [estimate] = estimate_of(group([episode(turns, 8.0)]), GaeOptions(discount=1.0, trace=0.5), [values])
+        # The second turn's steps are 0 + 2 - 1, 0 + 4 - 2 and 8 - 4, of weights 1, 1/2 and 1/4.
+        assert [own.tolist() for own in estimate.advantages] == [[8 - 2], [1 + 2 / 2 + 4 / 4], [8 - 4]]
 
 
 def test_values_that_do_not_fit_the_tokens_are_refused() -> None:

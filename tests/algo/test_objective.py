@@ -12,8 +12,8 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.loss import MAXIMA, SUMS, LossMetrics, combine
 from agentrl.algo.loss_batch import LossBatch, LossTotals, Metric, Weights
 from agentrl.algo.losses.clipped import dual_clip, m2po
-from agentrl.algo.losses.loss_options import DppoTvOptions, DualClipOptions, M2poOptions, VespoOptions
-from agentrl.algo.losses.weighted import LOWEST_LOG_WEIGHT, dppo_tv, vespo
+from agentrl.algo.losses.loss_options import CispoOptions, DppoTvOptions, DualClipOptions, M2poOptions, VespoOptions
+from agentrl.algo.losses.weighted import LOWEST_LOG_WEIGHT, cispo, dppo_tv, vespo
 from agentrl.algo.objective import Objective
 
 TURNS, SAMPLES = [0, 0, 0, 1, 2], [0, 0, 0, 0, 1]
@@ -90,6 +90,24 @@ def test_the_weights_of_two_corrections_multiply_and_a_token_that_one_drops_is_d
     assert loss_of(batch, correction=swapped) == pytest.approx(2 * 2 / 2)
 
 
+@pytest.mark.parametrize(("token", "sequence", "share"), [(4, 100, 0.5), (100, 4, 0.5), (100, 100, 0.0), (1.5, 4, 1.0)])
+def test_a_token_that_either_correction_limits_counts_as_capped(token: float, sequence: float, share: float) -> None:
+    batch = tokens([1.0, 1.0], behavior=[-1 - math.log(2), -1 - math.log(8)], turn=[0, 1], sample=[0, 1])
+    correction = {"proximal": "forward", "token": {"clamp": {"cap": token}}, "sequence": {"sequence_truncate": sequence}}
+    algorithm = AlgorithmConfig.model_validate({"policy_loss": "reinforce", "correction": correction})
+    assert combine([Objective(algorithm)(batch).metrics])["cap_fraction_positive"] == share
+
+
+def test_effective_samples_are_those_of_the_policy_of_now_whatever_the_centre_is() -> None:
+    given = {"behavior": [-1 - math.log(2), -1.0, -1 + math.log(3)], "proximal": [-3.0, -2.0, -1.0]}
+    batch = tokens([1.0] * 3, sample=[0, 1, 1], turn=[0, 1, 1], **given)  # weights of 2 and 1/3
+    for proximal in ("forward", "behavior", "versions"):
+        correction = {"proximal": proximal, "token": "none"}
+        algorithm = AlgorithmConfig.model_validate({"policy_loss": "reinforce", "correction": correction})
+        found = combine([Objective(algorithm)(batch).metrics])["sample_ess_ratio"]
+        assert found == pytest.approx((2 + 1 / 3) ** 2 / (2 * (4 + 1 / 9)))
+
+
 def first_alone(batch: LossBatch) -> Weights:
     """Weigh all tokens by 2, and keep the first."""
     return Weights(weight=torch.full_like(batch.advantages, 2.0), keep=torch.arange(len(batch.advantages)) == 0)
@@ -114,8 +132,11 @@ def test_a_maximum_of_several_parts_is_the_largest_and_a_mean_adds_up() -> None:
 
 
 def test_dual_clip_bounds_the_loss_of_negative_advantages_alone() -> None:
-    far = tokens([-1.0, 1.0], current=[1.0, 1.0])  # a ratio of e^2
-    assert dual_clip(far, DualClipOptions(floor=3.0)).loss.tolist() == pytest.approx([3.0, -1.2])
+    far = tokens([-1.0, 1.0, -1.0], current=[1.0, 1.0, 0.0])  # ratios of e^2 and e
+    found = dual_clip(far, DualClipOptions(floor=3.0))
+    assert found.loss.tolist() == pytest.approx([3.0, -1.2, math.e])
+    assert found.clipped is not None
+    assert found.clipped.tolist() == [True, True, False]
 
 
 def test_the_budget_of_m2po_is_that_of_tokens_which_moved_where_the_advantage_pushes() -> None:
@@ -135,6 +156,22 @@ def test_dppo_bounds_a_fall_and_a_rise_by_numbers_of_their_own() -> None:
 
     assert [moved(by, -1.0) for by in (-0.05, -0.2)] == [[False], [True]]
     assert [moved(by, 1.0) for by in (0.2, 0.4)] == [[False], [True]]
+
+
+def test_dppo_bounds_the_weight_of_a_token_that_stays() -> None:
+    rare = tokens([1.0, -1.0], current=[math.log(0.02)] * 2, behavior=[math.log(0.002)] * 2)
+    found = dppo_tv(rare, DppoTvOptions(low=0.1, high=0.1, cap=4.0))
+    assert found.loss.tolist() == pytest.approx([-4 * math.log(0.02), 4 * math.log(0.02)])
+
+
+def test_cispo_cuts_the_ratio_from_above_and_keeps_the_gradient() -> None:
+    batch = tokens([1.0, -1.0, 1.0], current=[-0.5, -0.5, -2.0])  # ratios of e^0.5, e^0.5 and 1 / e
+    found = cispo(batch, CispoOptions(clip_high=0.25))
+    found.loss.sum().backward()
+    assert batch.current_logprobs.grad is not None
+    assert batch.current_logprobs.grad.tolist() == pytest.approx([-1.25, 1.25, -1 / math.e])
+    cut = found.metrics["cut"]
+    assert float(cut.value / cut.count) == pytest.approx(2 / 3)
 
 
 def test_the_weight_of_a_segment_in_vespo_is_bounded() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -12,6 +13,7 @@ import pytest
 from agentrl.algo.advantage import advantages, batch_advantages, spread_over_tokens
 from agentrl.algo.advantages.estimated import GroupAdvantages
 from agentrl.algo.advantages.kl_rewards import with_kl_rewards
+from agentrl.algo.advantages.prices import priced
 from agentrl.algo.advantages.scaling import NO_BATCHES, Normalization, RunningSquare, scaled_advantages
 from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.algo.config import AlgorithmConfig
@@ -52,15 +54,16 @@ def test_the_tokens_of_a_group_or_of_a_batch_have_a_mean_square_of_1(kind: Norma
     assert np.square(counted[kind]).mean() == pytest.approx(1.0)
 
 
-def test_tokens_of_one_turn_are_scaled_one_by_one() -> None:
-    sizes = [tokens_of(one) for one in SOME.episodes]
-    estimate = replace(
-        advantages(SOME, CONFIG), per_token=tuple(tuple(np.arange(size) - 1.0 for size in turns) for turns in sizes)
-    )
-    [result], _ = scaled_advantages([SOME], [estimate], "batch", NO_BATCHES)
+@pytest.mark.parametrize("kind", ["group", "batch", "running"])
+def test_tokens_of_one_turn_are_scaled_one_by_one(kind: Normalization) -> None:
+    of = group([episode([turn(tokens=2), turn(tokens=1)], 1.0), episode([turn(tokens=1)], 0.0)])
+    given = ((np.array([1.0, -2.0]), np.array([4.0])), (np.array([0.0]),))
+    estimate = replace(advantages(of, CONFIG), per_token=given)
+    [result], seen = scaled_advantages([of], [estimate], kind, NO_BATCHES)
     assert result.per_token is not None
-    flat = np.concatenate([turn for turns in result.per_token for turn in turns])
-    assert np.square(flat).mean() == pytest.approx(1.0)
+    root = math.sqrt((1 + 4 + 16 + 0) / 4)
+    assert [[own.tolist() for own in turns] for turns in result.per_token] == [[[1 / root, -2 / root], [4 / root]], [[0.0]]]
+    assert seen == (RunningSquare(4.0, 21.0) if kind == "running" else NO_BATCHES)
 
 
 def test_a_running_scale_forgets_slowly_and_survives_a_record_bit_for_bit() -> None:
@@ -128,6 +131,15 @@ def test_a_price_is_credited_to_no_later_turn_where_the_turn_s_own_reward_is_set
     assert second == pytest.approx(-0.05, rel=1e-4), "its own price alone"
     assert returns_to_go(paid.episodes[0], 1.0) == pytest.approx([1.25 - 0.1, 1.25 - 0.05])
     assert [own.reward for own in paid.episodes[0].turns] == pytest.approx([0.25 - 0.05, -0.05])
+
+
+def test_two_prices_of_a_turn_are_both_paid_before_what_was_sent_later() -> None:
+    late, after = turn(1.0, None, sent_at=1, rewarded_at=9), turn(None, 0, sent_at=3)
+    for reward in (1.0, None):
+        own = replace(late, reward=reward, rewarded_at=None if reward is None else 9)
+        paid = episode([priced(priced(own, 0.25), 0.5), after], 2.0)
+        assert returns_to_go(paid, 1.0).tolist() == [2.0 + (reward or 0.0) - 0.75, 2.0 + (reward or 0.0)]
+        assert paid.episode_return == 2.0 + (reward or 0.0) - 0.75
 
 
 def test_given_advantages_are_not_normalized_with_the_batch() -> None:

@@ -45,6 +45,12 @@ def test_an_episode_pays_where_its_tokens_go_beyond_and_no_later_turn_is_credite
     assert [own.reward for own in paid.turns] == [None, -0.5, -0.5]
 
 
+def test_of_turns_that_run_side_by_side_the_one_that_was_sent_later_goes_beyond() -> None:
+    late, early = turn(tokens=5, sent_at=3), turn(tokens=5, sent_at=1)
+    paid = soft_overlong(group([episode([late, early], 1.0)]), OverlongOptions(limit=10, cache=4)).episodes[0]
+    assert [own.reward for own in paid.turns] == [-1.0, None]
+
+
 def test_each_turn_may_have_its_own_length_and_each_player_its_own() -> None:
     options = OverlongOptions(limit=4, cache=2, weight=0.3, over="turn")
     paid = soft_overlong(group([lengths(3, 9, 2)]), options).episodes[0]

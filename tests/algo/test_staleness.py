@@ -66,6 +66,16 @@ def test_a_guard_may_return_a_whole_number_but_nothing_else(tmp_path: Path, monk
         Objective(AlgorithmConfig(guard="my_guards:word")).rate_factor(0.9)
 
 
+def test_the_bundled_guard_starts_below_its_base() -> None:
+    def factors(guard: object) -> list[float]:
+        objective = Objective(AlgorithmConfig.model_validate({"guard": guard}))
+        return [objective.rate_factor(ratio) for ratio in (0.04, 0.16, 0.25, 0.64, 1.0)]
+
+    assert factors({"effective_samples": {"base": 0.25}}) == pytest.approx([0.4, 0.8, 1.0, 1.0, 1.0])
+    assert factors("effective_samples") == pytest.approx([0.2, 0.4, 0.5, 0.8, 1.0])
+    assert factors("none") == [1.0] * 5
+
+
 def test_a_guard_with_options_that_do_not_fit_is_refused_by_name() -> None:
     assert AlgorithmConfig(guard={"effective_samples": 0.5}).slots.guard.given == {"base": 0.5}
     for given, message in (

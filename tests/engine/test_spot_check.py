@@ -143,6 +143,20 @@ async def test_a_log_prob_that_nothing_is_sampled_with_stops_the_run_at_once(tmp
     assert trained_on_wrong_logprobs(trainer) == 0
 
 
+def one_shifted(logprobs: np.ndarray) -> np.ndarray:
+    return logprobs - 2.0 * (np.arange(len(logprobs)) == 1)
+
+
+async def test_one_token_over_the_bound_of_each_stops_the_run_whatever_the_mean_is(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with pool_of(*servers_of(renderer, one_shifted)) as pool:
+        bounds = {"logprob_tolerance": 2.0, "max_logprob_difference": 1.9}
+        engine = make_engine(tmp_path, renderer, inference=pool, steps=40, engine=bounds)
+        with pytest.raises(InvariantError, match=r"and 2 at most, over engine\.max_logprob_difference = 1\.9"):
+            await run(engine)
+
+
 async def test_a_negative_divergence_stops_the_run(tmp_path: Path, renderer: Renderer) -> None:
     class Measured(ScriptedTrainer):
         async def step(self, batch: TrainBatch) -> StepReport:

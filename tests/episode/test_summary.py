@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentrl.episode.summary import episode_metrics
+import numpy as np
+import pytest
+
+from agentrl.episode.summary import episode_metrics, is_success, staleness_metrics
 from agentrl.types import EpisodeFailure, StopReason
 from tests.algo.build import episode, turn
 
@@ -56,3 +59,34 @@ def test_parts_of_rewards_add_up_to_the_mean_return() -> None:
         "reward_parts.right": 1.0,
     }
     assert found["return_mean"] == 0.875
+
+
+@pytest.mark.parametrize(
+    ("recorded", "final", "expected"),
+    [
+        (None, 0.1, True),
+        (None, 0.0, False),
+        (None, -1.0, False),
+        (None, None, False),
+        (0.5, -1.0, True),
+        (0.49, 1.0, False),
+        (1.0, None, True),
+        (0.0, 1.0, False),
+    ],
+)
+def test_a_recorded_success_decides_and_elsewhere_a_positive_end(
+    recorded: float | None, final: float | None, expected: bool
+) -> None:
+    one = replace(episode([turn()], final), metrics={} if recorded is None else {"success": recorded})
+    assert is_success(one) is expected
+    assert episode_metrics([one])["success_rate"] == float(expected)
+    failed = replace(one, final_reward=None, failure=EpisodeFailure(kind="E", message="m", traceback=""))
+    assert not is_success(failed)
+
+
+def test_percentiles_of_the_staleness_are_ages_of_tokens_and_rounded_up() -> None:
+    ages = np.array([0] * 98 + [3, 8], np.int32)
+    found = staleness_metrics(ages)
+    assert found == {"staleness_mean": 0.11, "staleness_p50": 0, "staleness_p99": 8, "staleness_max": 8}
+    assert staleness_metrics(np.array([1, 4], np.int32))["staleness_p50"] == 4
+    assert staleness_metrics(ages[:0]) == {}

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from functools import cache
 from typing import Any
 
-import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.gateway.sessions.matching import Change, ResentHistory
-from agentrl.types import Message, StopReason, Turn
+from agentrl.gateway.sessions.matching import ResentHistory
+from agentrl.gateway.sessions.resent_changes import Change
+from agentrl.types import Message, StopReason
 from tests.support.doors import CALC, HI, scripted_client
+from tests.support.histories import history_of, json_values, short_texts, spellings
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -29,18 +28,6 @@ SCHEMA: dict[str, Any] = {
 TOOLS: Any = [{"type": "function", "function": {"name": "write", "parameters": SCHEMA}}]
 
 
-@cache
-def some_turn() -> Turn:
-    """Return a turn that a client recorded."""
-
-    async def record() -> Turn:
-        client, _ = scripted_client(["fine"])
-        await client.chat.completions.create(messages=HI)
-        return client.close(StopReason.COMPLETED, 1.0).turns[0]
-
-    return anyio.run(record)
-
-
 def answer(
     arguments: object, *, text: str = "", reasoning: str = "", call_id: str = "call0", name: str = "write"
 ) -> Message:
@@ -48,13 +35,6 @@ def answer(
     calls = [{"id": call_id, "type": "function", "function": {"name": name, "arguments": written}}]
     fields: Message = {"role": "assistant", "content": text, "tool_calls": calls}
     return {**fields, "reasoning_content": reasoning} if reasoning else fields
-
-
-def history_of(*messages: Message) -> tuple[ResentHistory, dict[str, float]]:
-    """Return the history of an episode whose turns answered with these messages, each the first of its conversation."""
-    turns = [replace(some_turn(), message=message, messages=tuple(HI)) for message in messages]
-    metrics: dict[str, float] = {}
-    return ResentHistory(turns, metrics), metrics
 
 
 def result(call_id: str) -> Message:
@@ -69,34 +49,8 @@ def sent_back(recorded: Message, shown: Message) -> tuple[bool, set[str]]:
     return restored[1] is recorded, {name.removeprefix("resent.") for name in metrics}
 
 
-texts = st.text(max_size=12)
-values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False) | texts,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@st.composite
-def spellings(draw: st.DrawFn, value: object) -> str:
-    """Return JSON text of a value: another order of keys, other white space, other escapes, integers as floats."""
-
-    def written(part: object) -> str:
-        space = draw(st.sampled_from(["", " ", "\n\t"]))
-        if isinstance(part, dict):
-            items = draw(st.permutations(list(part.items())))
-            return "{" + ",".join(f"{space}{written(k)}{space}:{space}{written(v)}" for k, v in items) + "}"
-        if isinstance(part, list):
-            return "[" + ",".join(space + written(each) for each in part) + space + "]"
-        if isinstance(part, int) and not isinstance(part, bool) and draw(st.booleans()):
-            return f"{part}.0"
-        return json.dumps(part, ensure_ascii=draw(st.booleans()))
-
-    return written(value)
-
-
 @settings(max_examples=40)
-@given(st.data(), st.dictionaries(texts, values, max_size=4))
+@given(st.data(), st.dictionaries(short_texts, json_values, max_size=4))
 def test_another_spelling_of_the_same_arguments_is_the_recorded_answer(data: st.DataObject, arguments: dict[str, Any]):
     shown = answer(data.draw(spellings(arguments)))
     assert sent_back(answer(arguments), shown) == (True, set())
@@ -117,7 +71,7 @@ def test_content_that_is_null_empty_or_absent_beside_calls_is_the_same(content: 
 
 
 @settings(max_examples=40)
-@given(arguments=st.fixed_dictionaries({"path": texts, "count": st.integers(0, 99)}))
+@given(arguments=st.fixed_dictionaries({"path": short_texts, "count": st.integers(0, 99)}))
 def test_what_a_schema_adds_drops_and_converts_is_counted_and_the_same(arguments: dict[str, Any]):
     recorded = {**arguments, "left": None, "options": {}}
     shown = {**arguments, "all": False, "count": str(arguments["count"]), "options": {"deep": True}}

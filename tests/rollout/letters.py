@@ -1,8 +1,8 @@
 """A policy of letters: every episode of a program with the real client, with its chance, and the gradient that it teaches.
 
 An answer is `b`, `ab`, `aab` or `aaa`: each letter is a choice of the policy, whose logit depends on the question and on the
-letters before. The server plays what the policy chose, whether or not the program reads it. All episodes of a program are
-played, so expectations are finite sums.
+letters before. The server plays what the policy chose, whether or not the program reads it. Two calls of one seed get the
+same answer to a question. All episodes of a program are played, so expectations are finite sums.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Played:
     """One possible episode."""
 
     answers: tuple[tuple[str, str], ...]
-    """The question and the answer of each call, as the policy chose it."""
+    """The question and the answer of each choice of the policy."""
     trajectory: Trajectory
 
     @property
@@ -91,12 +91,12 @@ def added(into: Gradient, factor: float, gradient: Gradient) -> None:
         into[state] += factor * value
 
 
-async def all_episodes(program: Program, renderer: Renderer) -> list[Played]:
-    """Play every episode that the choices of the policy make of a program."""
+async def all_episodes(program: Program, renderer: Renderer, seed: int | None = None) -> list[Played]:
+    """Play every episode that the choices of the policy make of a program; `seed` is of the run."""
     found: list[Played] = []
     path: list[int] = []
     while True:
-        found.append(await _one_episode(program, renderer, path))
+        found.append(await _one_episode(program, renderer, path, seed))
         while path and path[-1] == len(ANSWERS) - 1:
             path.pop()
         if not path:
@@ -104,19 +104,22 @@ async def all_episodes(program: Program, renderer: Renderer) -> list[Played]:
         path[-1] += 1
 
 
-async def _one_episode(program: Program, renderer: Renderer, path: list[int]) -> Played:
+async def _one_episode(program: Program, renderer: Renderer, path: list[int], seed: int | None) -> Played:
     """Play the episode of these choices, and note the further ones that it needed."""
-    stage, asked = Stage(), list[tuple[str, str]]()
+    stage, chosen = Stage(), dict[tuple[object, str], str]()
 
     def script(call: ScriptedCall) -> ScriptedReply:
         text = renderer.decode(call.input_ids, skip_special=False)
         question = max(QUESTIONS, key=text.rfind)
-        if len(asked) == len(path):
-            path.append(0)
-        answer = ANSWERS[path[len(asked)]]
-        asked.append((question, answer))
+        noise = (object() if call.sampling.seed is None else call.sampling.seed, question)
+        if noise not in chosen:
+            if len(chosen) == len(path):
+                path.append(0)
+            chosen[noise] = ANSWERS[path[len(chosen)]]
+        answer = chosen[noise]
         ids = [renderer.encode_content(letter)[0] for letter in answer]
-        holds = (stage.holds[question],) if question in stage.holds else ()
+        is_held = len(answer) > 2 and question in stage.holds
+        holds = (stage.holds[question],) if is_held else ()
         return ScriptedReply(output=[*ids, min(renderer.eos_ids)], holds=holds)
 
     def run(task: Task, client: Client) -> Awaitable[float]:
@@ -131,10 +134,11 @@ async def _one_episode(program: Program, renderer: Renderer, path: list[int]) ->
             renderer=renderer,
             rollout=RolloutConfig(episode_timeout_s=PATIENCE_S),
             sampling=SAMPLING,
+            seed=seed,
         )
     assert trajectory.failure is None, trajectory.failure
     verify(trajectory)
-    return Played(tuple(asked), trajectory)
+    return Played(tuple((question, answer) for (_, question), answer in chosen.items()), trajectory)
 
 
 def true_gradient(episodes: Sequence[Played]) -> Gradient:
@@ -173,17 +177,25 @@ def largest_difference(one: Gradient, other: Gradient) -> float:
     return max(abs(one.get(state, 0.0) - other.get(state, 0.0)) for state in one.keys() | other.keys())
 
 
-async def check_gradient(program: Program, renderer: Renderer) -> None:
-    """Check that what the episodes of a program teach is the gradient of its expected return."""
-    episodes = await all_episodes(program, renderer)
+async def gradient_error(program: Program, renderer: Renderer, seed: int | None = None) -> float:
+    """Return how far what the episodes of a program teach is from the gradient of its expected return, at most.
+
+    `seed` is of the run.
+    """
+    episodes = await all_episodes(program, renderer, seed)
     assert abs(sum(one.chance for one in episodes) - 1.0) < 1e-12
     truth = true_gradient(episodes)
     assert max(map(abs, truth.values())) > 0.005
-    assert largest_difference(taught_gradient(episodes, renderer, _TURN), truth) < 1e-6
     halved = taught_gradient(episodes, renderer, _EPISODE)
     for state in halved:
         halved[state] *= 2
-    assert largest_difference(halved, truth) < 1e-6
+    taught = taught_gradient(episodes, renderer, _TURN)
+    return max(largest_difference(taught, truth), largest_difference(halved, truth))
+
+
+async def check_gradient(program: Program, renderer: Renderer, seed: int | None = None) -> None:
+    """Check that what the episodes of a program teach is the gradient of its expected return; `seed` is of the run."""
+    assert await gradient_error(program, renderer, seed) < 1e-6
 
 
 def asked(question: str) -> dict[str, str]:

@@ -18,103 +18,21 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
 from agentrl.types import StopReason, Task, Turn
 from tests.rollout.harness import PATIENCE_S, SAMPLING, TASK, Judge, make_server, workflow_of
-from tests.rollout.letters import Program, Stage, all_episodes, answer_to, asked, check_gradient, opened, read_two
+from tests.rollout.impatient_agents import (
+    PAID,
+    answer_or_none,
+    break_and_ask,
+    break_and_return,
+    cancel_when,
+    close_and_pay,
+    close_early,
+    give_up_a_stream,
+    give_up_and_ask_again,
+    give_up_for_nothing,
+    race,
+)
+from tests.rollout.letters import Program, Stage, all_episodes, answer_to, asked, check_gradient, opened
 from tests.support.doors import door_client, until
-
-
-async def close_early(client: Client, stage: Stage) -> float:
-    """Leave after two letters; the letters that were read are paid, those that follow are not."""
-    async with await opened(client, "one") as stream:
-        text = await read_two(stream)
-    return PAID[text]
-
-
-async def break_and_ask(client: Client, stage: Stage) -> float:
-    """Leave a stream without closing it, and go on with what it gave."""
-    text = await read_two(await opened(client, "one"))
-    second = await answer_to(client, "two", asked("one"), {"role": "assistant", "content": text})
-    return len(text) * 0.5 - 0.3 * len(second) * (text == "aa")
-
-
-async def break_and_return(client: Client, stage: Stage) -> float:
-    return float(await read_two(await opened(client, "one")) == "aa")
-
-
-async def close_and_pay(client: Client, stage: Stage) -> float:
-    """Close a stream, reward its turn, and begin another conversation that is paid for both."""
-    async with await opened(client, "one") as stream:
-        text = await read_two(stream)
-    second = await client.chat.completions.create(messages=[asked("two")])
-    client.reward(stream.id, 0.4 * (text == "aa"))
-    client.reward(second, -1.0 if text == "ab" else 0.5 * len(second.choices[0].message.content or ""))
-    return 0.0
-
-
-async def cancel_when(hold: Hold, scope: anyio.CancelScope) -> None:
-    await hold.reached.wait()
-    scope.cancel()
-
-
-async def answer_or_none(client: Client, stage: Stage, question: str, **more: Any) -> str | None:  # noqa: ANN401
-    """Ask, and give the call up where the answer takes more than two letters."""
-    answer = None
-    stage.hold(question)
-    async with anyio.create_task_group() as tasks:
-        with anyio.CancelScope() as scope:
-            tasks.start_soon(cancel_when, stage.hold(question), scope)
-            answer = await answer_to(client, question, **more)
-        tasks.cancel_scope.cancel()
-    return answer
-
-
-async def give_up_and_ask_again(client: Client, stage: Stage) -> float:
-    """The deciding answer is often given up: what is paid is how often it had to be asked."""
-    first = await answer_or_none(client, stage, "one")
-    if first is not None:
-        return 1.0 + 0.3 * len(first)
-    stage.holds["one"].release.set()
-    return -0.5 + 0.2 * len(await answer_to(client, "one"))
-
-
-async def give_up_for_nothing(client: Client, stage: Stage) -> float:
-    return 0.0 if await answer_or_none(client, stage, "one") is None else 1.0
-
-
-async def give_up_a_stream(client: Client, stage: Stage) -> float:
-    """The scope around a stream is cancelled while it waits for the third letter."""
-    read = ""
-    stage.hold("one")
-    async with anyio.create_task_group() as tasks:
-        with anyio.CancelScope() as scope:
-            tasks.start_soon(cancel_when, stage.hold("one"), scope)
-            async for chunk in await opened(client, "one"):
-                read += chunk.choices[0].delta.content or ""
-        tasks.cancel_scope.cancel()
-    second = await answer_to(client, "two")
-    return 0.7 * len(read) - 0.4 * (read == "aa") * len(second)
-
-
-async def race(client: Client, stage: Stage) -> float:
-    """A second call is sent while the first one runs; whoever is late is given up."""
-    answers: dict[str, str] = {}
-    settled = anyio.Event()
-    hold = stage.hold("two")
-
-    async def run_beside() -> None:
-        answers["two"] = await answer_to(client, "two")
-        settled.set()
-
-    async def notice() -> None:
-        await hold.reached.wait()
-        settled.set()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(notice)
-        tasks.start_soon(run_beside)
-        await settled.wait()
-        answers["one"] = await answer_to(client, "one")
-        tasks.cancel_scope.cancel()
-    return 0.6 * len(answers["one"]) - 0.9 * len(answers.get("two", "")) * len(answers["one"])
 
 
 async def cancel_natively(client: Client, stage: Stage) -> float:
@@ -138,9 +56,6 @@ def over_http(program: Callable[[Any, Stage], Any]) -> Program:
             return await program(remote, stage)
 
     return play
-
-
-PAID = {"b": 0.2, "ab": 1.0, "aa": -0.7}
 
 
 async def leave_over_http(stream: Any, stage: Stage, letters_of: Callable[[Any], str]) -> float:  # noqa: ANN401

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import anyio
-import openai
 import pytest
 
 from agentrl.client import CallTimeout, Client, ReplayBackend
@@ -15,78 +13,16 @@ from agentrl.servers.scripted.script import Hold, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, Task
 from tests.rollout.harness import PATIENCE_S, TASK, episode, workflow_of
+from tests.rollout.impatient_agents import (
+    ask_something_else,
+    give_both_a_time,
+    leave_a_slow_stream,
+    return_after_a_timeout,
+    try_by_options,
+    try_twice,
+)
 from tests.rollout.letters import Program, Stage, all_episodes, answer_to, check_gradient, opened
 from tests.support.scripted import in_virtual_time
-
-# An answer of three letters is held after its second one, until its call is given up; the others come at once.
-
-
-async def answer_in_time(client: Client, stage: Stage, question: str, **more: Any) -> str | None:  # noqa: ANN401
-    stage.hold(question)
-    try:
-        return await answer_to(client, question, timeout=10, **more)
-    except openai.APITimeoutError:
-        return None
-
-
-async def return_after_a_timeout(client: Client, stage: Stage) -> float:
-    """Nothing is asked after the call that was given up: what is paid is that it took too long."""
-    answer = await answer_in_time(client, stage, "one")
-    return -0.8 if answer is None else 0.5 * len(answer)
-
-
-async def ask_something_else(client: Client, stage: Stage) -> float:
-    first = await answer_in_time(client, stage, "one")
-    size = 3 if first is None else len(first)
-    return 0.4 * size - 0.1 * size * len(await answer_to(client, "two"))
-
-
-async def try_twice(client: Client, stage: Stage) -> float:
-    """The same request, as clients with retries send it; the second try may be late, too."""
-    for number in range(2):
-        answer = await answer_in_time(client, stage, "one")
-        if answer is not None:
-            return 1.0 - 0.6 * number + 0.2 * len(answer)
-    return -1.5
-
-
-async def try_by_options(client: Client, stage: Stage) -> float:
-    stage.hold("one")
-    late = 0
-    for _ in range(2):
-        try:
-            return 0.3 * len(await answer_to(client.with_options(timeout=10), "one")) - late
-        except TimeoutError:
-            late += 1
-    return -2.0
-
-
-async def leave_a_slow_stream(client: Client, stage: Stage) -> float:
-    stage.hold("one")
-    read = ""
-    try:
-        async for chunk in await opened(client, "one", timeout=10):
-            read += chunk.choices[0].delta.content or ""
-    except openai.APITimeoutError:
-        return -0.9 + 0.1 * len(read)
-    return 0.3 * len(read)
-
-
-async def give_both_a_time(client: Client, stage: Stage) -> float:
-    """Two calls at once under one scope; either, both or none of them are cut."""
-    found: dict[str, str] = {}
-
-    async def ask(question: str) -> None:
-        stage.hold(question)
-        found[question] = await answer_to(client, question)
-
-    with anyio.move_on_after(10):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask, "one")
-            await anyio.wait_all_tasks_blocked()  # the policy chooses the answers in this order
-            tasks.start_soon(ask, "two")
-    return 0.5 * len(found.get("one", "")) - 0.7 * len(found.get("two", "")) * ("one" not in found)
-
 
 PROGRAMS: list[Program] = [
     return_after_a_timeout,

@@ -75,6 +75,18 @@ CALLS = {
     "granite_3": f"<|tool_call|>{_LIST}",
     "nemotron_2": f"<TOOLCALL>{_LIST}</TOOLCALL>",
     "tool_calls": f"<tool_calls>{_LIST}</tool_calls>",
+    "apertus": (
+        f'<|tools_prefix|>[{_EACH}{{"{{{{ c.function.name }}}}": {{{{ c.function.arguments | tojson }}}}}}'
+        "{{ ', ' if not loop.last }}{% endfor %}]<|tools_suffix|>"
+    ),
+    "cohere": (
+        f'<|START_ACTION|>[{_EACH}{{"tool_call_id": "0", "tool_name": "{{{{ c.function.name }}}}", "parameters": '
+        "{{ c.function.arguments | tojson }}}{{ ', ' if not loop.last }}{% endfor %}]<|END_ACTION|>"
+    ),
+    "functionary_v31": (
+        f"{_EACH}<function={{{{ c.function.name }}}}>{{{{ c.function.arguments | tojson }}}}</function>{{% endfor %}}"
+    ),
+    "xlam": _LIST,
     "functools": f"{_EACH}{_JSON}{{{{ ',' if not loop.last }}}}{{% endfor %}}",
     "lfm2": f"<|tool_call_start|>{_PYTHON}<|tool_call_end|>",
     "llama": f'{_EACH}{_JSON.replace("arguments", "parameters", 1)}{{{{ "; " if not loop.last }}}}{{% endfor %}}',
@@ -92,6 +104,26 @@ CHANNELS = """\
 {%- else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+RECIPIENTS = """\
+{%- if tools %}<|im_start|>system
+Write >>>${recipient}: {{ tools | tojson }}<|im_end|>
+{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role != "assistant" %}{{ m.content }}{% elif m.content %}>>>all
+{{ m.content }}{% endif %}
+{%- for c in m.tool_calls or [] %}>>>{{ c.function.name }}
+{{ c.function.arguments | tojson }}{% endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+>>>{% endif %}"""
+WITHOUT_CALLS = """\
+{%- if tools %}<|im_start|>system
+SIGN {{ tools | tojson }}<|im_end|>
+{% endif %}
+{%- for m in messages %}{{ "<|im_start|>" + m.role + "\n" + m.content + "<|im_end|>\n" }}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""A template that asks for calls and leaves them out, or breaks on them."""
 WITHOUT_TOOLS = """\
 {% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
@@ -99,8 +131,8 @@ WITHOUT_TOOLS = """\
 
 def source_of(name: str) -> str:
     """Return the template of a format."""
-    if name == "harmony":
-        return CHANNELS
+    if name in ("harmony", "functionary_v32"):
+        return CHANNELS if name == "harmony" else RECIPIENTS
     source = _SKELETON.replace("CALLS", CALLS[name])
     return source.replace("Tools:", "Call them as functools[...]:") if name == "functools" else source
 

@@ -19,7 +19,7 @@ from agentrl.tokens.formats import TOOL_FORMATS, ToolFormatName
 from agentrl.tokens.formats.tagged import typed_value
 from agentrl.tokens.renderer import Renderer
 from tests.tokens.dialogues import ONE, TOOL, TWO, assistant, call, calls, result, system, user
-from tests.tokens.stand_ins import WITHOUT_TOOLS, source_of, without_quotes, write_model
+from tests.tokens.stand_ins import WITHOUT_CALLS, WITHOUT_TOOLS, source_of, without_quotes, write_model
 
 SCHEMA: dict[str, Any] = {
     "type": "function",
@@ -37,7 +37,7 @@ SCHEMA: dict[str, Any] = {
         },
     },
 }
-WHOLE = ("harmony", "functools", "llama", "pythonic")
+WHOLE = ("harmony", "functools", "xlam", "llama", "pythonic")
 """Formats in which a call is the whole message."""
 LETTERS = st.characters(exclude_categories=["Cs", "Co", "Cn", "Mn", "Mc", "Me"])  # the tokenizer composes characters
 TEXTS = st.text(LETTERS, max_size=12).map(partial(normalize, "NFC")) | st.sampled_from(
@@ -163,6 +163,9 @@ MARKUP = (
     "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<|tool_call|>",
     "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.edit:0", "<|tool_call_argument_begin|>",
     "<|tool_call_end|>", '<invoke name="edit">', "</invoke>", '<parameter name="text">', "<minimax:tool_call>",
+    "<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_THINKING|>", "<|END_THINKING|>",
+    '[{"tool_name": "edit", "parameters": {}}]', "<function=", ">>>", "all\n", "edit\n", '[{"edit": {}}]',
+    "<|tools_prefix|>",
 )  # fmt: skip
 LIST = '[{"name": "edit", "arguments": {"text": "a"}}, {"name": "edit", "arguments": {}}]'
 READABLE = (
@@ -213,6 +216,70 @@ def test_calls_are_read_as_the_prompt_asks_for_them(renderer_for: Callable[[str]
     assert [json.loads(each.arguments) for each in parsed.tool_calls] == [{"text": "a"}, {}]
     assert (parsed.content, parsed.malformed) == ("", False)
     assert renderer.parse(renderer.encode_content('functools[{"name": 1}]'), tools=[SCHEMA]).malformed
+
+
+@pytest.mark.parametrize("name", [name for name, form in TOOL_FORMATS.items() if form.write])
+@settings(max_examples=25, deadline=None)
+@given(arguments=ARGUMENTS)
+def test_calls_that_the_template_leaves_out_are_written_as_the_prompt_asks(
+    name: str, tmp_path_factory: pytest.TempPathFactory, arguments: dict[str, Any]
+) -> None:
+    source = WITHOUT_CALLS.replace("SIGN", TOOL_FORMATS[name].sign)
+    renderer = Renderer.load(write_model(tmp_path_factory.mktemp("written"), source))
+    assert renderer.tool_format is TOOL_FORMATS[name]
+    ids = sampled(renderer, asked(arguments, {"text": "<|im_end|>"}, content="Let me see."))
+    parsed = renderer.parse(ids, tools=[SCHEMA])
+    assert [json.loads(each.arguments) for each in parsed.tool_calls] == [arguments, {"text": "<|im_end|>"}]
+    assert (parsed.content, parsed.malformed) == ("Let me see.", False)
+    assert sampled(renderer, parsed.to_message()) == ids
+    assert ids.count(renderer.end_of_turn_id or -1) == 1
+
+
+def test_a_template_that_leaves_calls_out_takes_a_form_by_name_alone_if_it_asks_for_none(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, WITHOUT_CALLS)
+    with pytest.raises(TokenError, match=r"leaves tool calls out.*sampling.tool_format.*hermes, granite_3, lfm2"):
+        Renderer.load(folder).check_tools()
+    assert Renderer.load(folder, tool_format="hermes").tool_format is TOOL_FORMATS["hermes"]
+    with pytest.raises(ConfigError, match=r"tool_format: glm: made-up calls do not come back"):
+        Renderer.load(folder, tool_format="glm")
+
+
+def test_tools_are_shown_under_the_name_that_the_template_has_for_them(tmp_path: Path) -> None:
+    source = WITHOUT_CALLS.replace("SIGN", TOOL_FORMATS["hermes"].sign).replace("tools", "xml_tools")
+    renderer = Renderer.load(write_model(tmp_path, source))
+    assert renderer.tool_format is TOOL_FORMATS["hermes"]
+    assert '"edit"' in renderer.render_text(renderer.plain([user("x")]), [SCHEMA], generation_prompt=True)
+
+
+def test_a_template_for_tools_alone_renders_requests_without_them(tmp_path: Path) -> None:
+    source = source_of("hermes").replace("{%- if tools %}", "{%- for tool in tools %}{% endfor %}{%- if tools %}")
+    renderer = Renderer.load(write_model(tmp_path, source))
+    assert renderer.tool_format is TOOL_FORMATS["hermes"]
+    assert renderer.start(renderer.plain([user("x")]), None).ids
+
+
+def test_a_template_that_refuses_the_tools_that_are_tried_is_read_in_no_form(tmp_path: Path) -> None:
+    source = "{% if 'try_out' in tools | string %}{{ raise_exception('no') }}{% endif %}" + source_of("hermes")
+    renderer = Renderer.load(write_model(tmp_path, source))
+    with pytest.raises(TokenError, match=r"its chat template writes nothing \(.*: no\)"):
+        renderer.check_tools()
+
+
+def test_cohere_and_functionary_mark_the_answer_and_the_reasoning(renderer_for: Callable[[str], Renderer]) -> None:
+    renderer = renderer_for("cohere")
+    text = "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Four.<|END_RESPONSE|>"
+    parsed = renderer.parse(renderer.encode_content(text), tools=None)
+    assert (parsed.reasoning, parsed.content, parsed.malformed) == ("hm", "Four.", False)
+    assert renderer.parse(renderer.encode_content("<|START_THINKING|>hm"), tools=None).malformed
+    text = 'hm<|END_THINKING|><|START_ACTION|>[{"tool_name": "edit", "parameters": {"text": "a"}}]<|END_ACTION|>'
+    parsed = renderer.parse(renderer.encode_content(text), tools=[SCHEMA])
+    assert (parsed.reasoning, parsed.content, parsed.tool_calls[0].arguments) == ("hm", "", '{"text": "a"}')
+    renderer = renderer_for("functionary_v32")
+    parsed = renderer.parse(renderer.encode_content('all\nSo.>>>edit\n{"text": ">>>all\\n"}'), tools=[SCHEMA])
+    assert (parsed.content, json.loads(parsed.tool_calls[0].arguments)) == ("So.", {"text": ">>>all\n"})
+    for text, malformed in (("Hello\nthere", False), ('edit\n{"text": ', True)):
+        parsed = renderer.parse(renderer.encode_content(text), tools=[SCHEMA])
+        assert (parsed.content, parsed.tool_calls, parsed.malformed) == (text, (), malformed)
 
 
 def test_a_format_that_the_template_does_not_write_is_refused_at_load(tmp_path: Path) -> None:

@@ -123,6 +123,14 @@ def test_a_template_that_misbehaves_ends_in_a_token_error(source: str):
         template(source).render([{"role": "user", "content": "x"}], None, generation_prompt=True)
 
 
+def test_a_template_changes_its_own_lists_and_dicts_alone():
+    own = "{% set l, d = [], {} %}{% set _ = l.append(1) %}{% set _ = d.update({'a': 2}) %}{{ l.pop() }}{{ d.a }}"
+    assert template(own).render([user("x")], None, generation_prompt=True) == "12"
+    for change in ("messages.append(1)", "messages[0].update({'role': 'tool'})", "tools.pop()", "tools[0].pop('type')"):
+        with pytest.raises(TokenError, match="unsafe"):
+            template(f"{{{{ {change} }}}}").render([user("x")], [{"type": "function"}], generation_prompt=True)
+
+
 def test_a_template_that_writes_too_much_is_stopped():
     with pytest.raises(TokenError, match="more than 1000 characters"):
         template("{% for i in range(90000) %}aaaa{{ i }}{% endfor %}", max_chars=1000).render(

@@ -214,3 +214,10 @@ async def test_the_values_of_a_worker_are_those_of_the_trainer_in_this_process(c
         found = await trainer.values(ids)
     assert [each.tobytes() for each in found] == [each.tobytes() for each in local.values(ids)]
     assert found[0].any()
+
+
+def test_the_rate_of_a_critic_follows_the_schedule_of_the_policy(checkpoint: Path) -> None:
+    trainer = make_trainer(Ranks(), checkpoint, {**settings("head"), "warmup_steps": 10})
+    trainer.step(with_targets(random_batch(version=1)))
+    bias = trainer.optimizer_tensors()["critic.weight.head.bias"]
+    assert abs(float(bias)) == pytest.approx(1e-2 / 10, rel=1e-3), "AdamW moves by its rate in the first step"

@@ -130,3 +130,10 @@ def test_the_update_to_weight_ratio_is_that_of_the_weights_before_and_after(deca
         moved = sum(float((a.detach() - b).square().sum()) for a, b in zip(weights, before, strict=True))
         size = sum(float(weight.detach().double().square().sum()) for weight in weights)
         assert update_to_weight_ratio(optimizer) == pytest.approx((moved / size) ** 0.5, rel=1e-4)
+
+
+def test_gradients_within_the_bound_stay_as_they_are() -> None:
+    parameter = torch.zeros(2)
+    parameter.grad = torch.tensor([0.3, 0.4])
+    assert clip_gradients([parameter], max_norm=5.0) == pytest.approx(0.5)
+    assert parameter.grad.tolist() == pytest.approx([0.3, 0.4])

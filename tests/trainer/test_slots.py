@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 import torch
 
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.algo.packing import split_minibatches
 from agentrl.errors import ConfigError, TrainError
-from agentrl.trainer.base import TrainBatch
+from agentrl.testing.properties.plain_episodes import plain_episode, plain_turn
+from agentrl.trainer.base import TrainBatch, TrainSample
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.policy import PolicyTrainer
@@ -220,6 +223,81 @@ def test_a_second_pass_is_centred_on_the_weights_before_the_first(checkpoint: Pa
     once, twice = (trainer_of(checkpoint, {}, epochs=epochs, lr=1e-2).step(random_batch()).metrics for epochs in (1, 2))
     assert once["ratio_max"] == 1.0, "the only step of one pass is taken where its centre is"
     assert twice["ratio_max"] > 1.001
+
+
+def test_each_pass_over_each_batch_deals_the_samples_anew(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[tuple[int, ...]] = []
+
+    def split(loss_tokens: Sequence[int], n: int, *, seed: tuple[int, ...]) -> list[list[int]]:
+        seeds.append(seed)
+        return split_minibatches(loss_tokens, n, seed=seed)
+
+    monkeypatch.setattr("agentrl.trainer.policy.split_minibatches", split)
+    trainer = trainer_of(checkpoint, {}, epochs=3, minibatches=2)
+    for version in (1, 2):
+        trainer.step(random_batch(version=version))
+    assert len(set(seeds)) == len(seeds) == 6
+
+
+def test_a_mean_over_turns_counts_those_of_each_sample_apart(checkpoint: Path) -> None:
+    batch = random_batch()
+    trainer = trainer_of(checkpoint, {"policy_loss": "reinforce", "correction": "none", "aggregate": "turn"})
+    loss = trainer.step(batch).metrics["loss"]
+    plain, means = load_plain(checkpoint), list[float]()
+    for item in batch.samples:
+        with torch.no_grad():
+            logprobs = np.concatenate([[0.0], full_logprobs(plain, item.sample).numpy()])
+        for turn in set(item.sample.turn_index[item.sample.loss_mask].tolist()):
+            of_turn = item.sample.loss_mask & (item.sample.turn_index == turn)
+            means.append(float((-item.advantages[of_turn] * logprobs[of_turn]).mean()))
+    assert loss == pytest.approx(sum(means) / len(means), rel=1e-4)
+
+
+def forked_batch() -> TrainBatch:
+    """Return the branches of an episode that forks after its first and its second turn, and one of 3 tokens."""
+    turns = [
+        plain_turn(tokens=5, context=2),
+        *(plain_turn(parent=0, tokens=tokens, context=2) for tokens in (2, 3)),
+        plain_turn(parent=1, tokens=4),
+        plain_turn(parent=1, tokens=7),
+    ]
+    episodes = [plain_episode(turns, 1.0), plain_episode([plain_turn(tokens=3)], 1.0)]
+    random, samples = np.random.default_rng(5), list[TrainSample]()
+
+    def ids(like: np.ndarray) -> np.ndarray:
+        return random.integers(0, 300, len(like)).astype(np.int32)
+
+    for episode in episodes:
+        own = [replace(one, context_ids=ids(one.context_ids), output_ids=ids(one.output_ids)) for one in episode.turns]
+        for sample in replace(episode, turns=tuple(own)).branches():
+            advantages = np.where(sample.loss_mask, random.normal(size=len(sample.token_ids)), 0)
+            known = replace(sample, token_versions=np.where(sample.loss_mask, 1, -1).astype(np.int32))
+            samples.append(TrainSample(sample=known, advantages=advantages.astype(np.float32)))
+    return TrainBatch(samples=tuple(samples), policy_version=1)
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "weights"),
+    [
+        # Of turns 0 and 2, of 1 and 3, of 4, and of the other episode: a branch trains what no branch before it did.
+        ("sequence", [[1 / 8 / 4] * 8, [1 / 6 / 4] * 6, [1 / 7 / 4] * 7, [1 / 3 / 4] * 3]),
+        ("turn", [[1 / 5 / 6] * 5 + [1 / 3 / 6] * 3, [1 / 2 / 6] * 2 + [1 / 4 / 6] * 4, [1 / 7 / 6] * 7, [1 / 3 / 6] * 3]),
+        ({"fixed": 8}, [[1 / 32] * count for count in (8, 6, 7, 3)]),
+        ("token", [[1 / 24] * count for count in (8, 6, 7, 3)]),
+    ],
+)
+def test_what_branches_share_weighs_once_as_a_part_of_the_first_of_them(
+    checkpoint: Path, aggregate: object, weights: Sequence[Sequence[float]]
+) -> None:
+    batch, plain = forked_batch(), load_plain(checkpoint)
+    trainer = trainer_of(checkpoint, {"policy_loss": "reinforce", "correction": "none", "aggregate": aggregate})
+    expected = 0.0
+    for item, own in zip(batch.samples, weights, strict=True):
+        with torch.no_grad():
+            logprobs = np.concatenate([[0.0], full_logprobs(plain, item.sample).numpy()])
+        trained = item.sample.loss_mask
+        expected -= float((np.array(own) * item.advantages[trained] * logprobs[trained]).sum())
+    assert trainer.step(batch).metrics["loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_center_without_a_forward_pass_needs_none(checkpoint: Path) -> None:

@@ -10,14 +10,14 @@ counts once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Sequence
 from typing import Final, cast
 
+from agentrl.gateway.sessions.resent_changes import Change, json_field, same_arguments
+from agentrl.gateway.sessions.text_calls import calls_in_text, is_same_text
 from agentrl.tokens.messages import (
     ToolCallFields,
     calls_of,
-    parse_arguments,
     reasoning_of,
     role_of,
     split_thinking,
@@ -27,34 +27,8 @@ from agentrl.types import Message, Turn
 
 RESENT_METRIC: Final = "resent."
 """The metric of an episode is `resent.CHANGE`: answers that a client sent back so."""
-_LARGEST: Final = 1.7976931348623157e308
 _INVALID_TOOL: Final = "invalid"
 """The tool that opencode puts in the place of one that it does not know, or could not read."""
-
-
-class Change(StrEnum):
-    """A difference between an answer and what a client sends back for it."""
-
-    DEFAULTS = "defaults"
-    """Arguments were added: the schema's default, or null."""
-    DROPPED = "dropped"
-    """Arguments that are null, or that the schema does not have, are gone."""
-    COERCED = "coerced"
-    """An argument has another type, as `"1"` and 1."""
-    BLANKS = "blanks"
-    """White space at the ends of lines of an argument, or ends of lines, differ."""
-    OVERFLOW = "overflow"
-    """A number that JavaScript cannot hold became null."""
-    BROKEN = "broken"
-    """Arguments that are not JSON became something that is."""
-    RENAMED = "renamed"
-    """The call became one of a tool `invalid`."""
-    TEXT = "text"
-    """The text beside the calls is gone."""
-    REASONING = "reasoning"
-    """The reasoning is another one."""
-    IDS = "ids"
-    """The calls have other ids."""
 
 
 class ResentHistory:
@@ -106,7 +80,7 @@ class ResentHistory:
             changes = changes_of(recorded, message, calls, tools)
             if changes is None:
                 continue
-            if not calls and changes != {Change.REASONING}:
+            if not calls and not changes:
                 return message  # text says what it is by itself
             for change in changes:
                 if (index, change) not in self._counted:
@@ -123,11 +97,17 @@ class ResentHistory:
 def changes_of(recorded: Message, shown: Message, calls: Sequence[ToolCallFields], tools: object) -> set[Change] | None:
     """Return the changes that make a recorded answer the one shown, whose calls are `calls`; None: it is another one."""
     own = calls_of(recorded)
-    if len(own) != len(calls):
-        return None
     changes: set[Change] = set()
     text, before = _text_of(shown), _text_of(recorded)
-    if text != before:
+    is_one_kind = bool(own) == bool(calls)
+    if not is_one_kind:  # one of the two has its calls in its text
+        before, own = (before, own) if own else calls_in_text(before)
+        text, calls = (text, calls) if calls else calls_in_text(text)
+        before, text = " ".join(before.split()), " ".join(text.split())
+        changes.add(Change.RESPELLED)
+    if len(own) != len(calls):
+        return None
+    if text != before and not (not own and is_same_text(before, text, changes)):
         if text or not calls:
             return None
         changes.add(Change.TEXT)
@@ -135,10 +115,10 @@ def changes_of(recorded: Message, shown: Message, calls: Sequence[ToolCallFields
     if reasoning and reasoning != (reasoning_of(recorded) or "").strip():
         changes.add(Change.REASONING)
     for call, given in zip(own, calls, strict=True):
-        if call.id != given.id:
+        if is_one_kind and call.id != given.id:
             changes.add(Change.IDS)
         if call.name == given.name:
-            same = _compare_arguments(call.arguments, given.arguments, _schema_of(tools, call.name), changes)
+            same = same_arguments(call.arguments, given.arguments, _schema_of(tools, call.name), changes)
         else:
             same = given.name == _INVALID_TOOL and call.id == given.id
             changes.add(Change.RENAMED)
@@ -154,84 +134,7 @@ def _text_of(message: Message) -> str:
 def _schema_of(tools: object, name: str) -> object:
     """Return the schema of a tool's arguments; None if there is none."""
     for tool in cast("Sequence[object]", tools) if isinstance(tools, Sequence) else ():
-        function = _field_of(tool, "function")
-        if _field_of(function, "name") == name:
-            return _field_of(function, "parameters")
+        function = json_field(tool, "function")
+        if json_field(function, "name") == name:
+            return json_field(function, "parameters")
     return None
-
-
-def _field_of(value: object, name: str) -> object:
-    return cast("Mapping[str, object]", value).get(name) if isinstance(value, Mapping) else None
-
-
-def _compare_arguments(sampled: object, shown: object, schema: object, changes: set[Change]) -> bool:
-    before = parse_arguments(sampled)
-    if before is None:
-        if sampled != shown:
-            changes.add(Change.BROKEN)
-        return True
-    return _is_same_value(before, {} if shown == "" else parse_arguments(shown), schema, changes)
-
-
-def _is_same_value(before: object, after: object, schema: object, changes: set[Change]) -> bool:
-    """Return whether two JSON values differ by named changes alone, which are added to `changes`."""
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        return _same_objects(cast("Mapping[str, object]", before), cast("Mapping[str, object]", after), schema, changes)
-    if isinstance(before, list) and isinstance(after, list):
-        old, new = cast("list[object]", before), cast("list[object]", after)
-        items = _field_of(schema, "items")
-        return len(old) == len(new) and all(
-            _is_same_value(each, shown, items, changes) for each, shown in zip(old, new, strict=True)
-        )
-    if before == after and isinstance(before, bool) == isinstance(after, bool):
-        return True
-    change = _change_of_value(before, after)
-    if change is not None:
-        changes.add(change)
-    return change is not None
-
-
-def _same_objects(before: Mapping[str, object], after: Mapping[str, object], schema: object, changes: set[Change]) -> bool:
-    fields = _field_of(schema, "properties")
-    for name in after.keys() - before.keys():
-        field = _field_of(fields, name)
-        if after[name] is not None and not (
-            isinstance(field, Mapping) and "default" in field and field["default"] == after[name]
-        ):
-            return False
-        changes.add(Change.DEFAULTS)
-    for name in before.keys() - after.keys():
-        if before[name] is not None and not (isinstance(fields, Mapping) and name not in fields):
-            return False
-        changes.add(Change.DROPPED)
-    return all(
-        _is_same_value(before[name], after[name], _field_of(fields, name), changes) for name in before.keys() & after.keys()
-    )
-
-
-def _change_of_value(before: object, after: object) -> Change | None:
-    if isinstance(before, str) and isinstance(after, str):
-        return Change.BLANKS if _without_blanks(before) == _without_blanks(after) else None
-    if after is None:
-        is_large = isinstance(before, (int, float)) and not -_LARGEST <= before <= _LARGEST
-        return Change.OVERFLOW if is_large else None
-    if isinstance(before, str) and parse_arguments(before) == after and after is not None:
-        return Change.COERCED
-    if isinstance(after, list) and len(cast("list[object]", after)) == 1 and after == [before]:
-        return Change.COERCED
-    if not isinstance(before, (str, int, float)) or not isinstance(after, (str, int, float)):
-        return None
-    if _as_number(before) is not None and _as_number(before) == _as_number(after):
-        return Change.COERCED
-    return Change.COERCED if str(before).lower() == str(after).lower() else None
-
-
-def _without_blanks(text: str) -> list[str]:
-    return [line.rstrip() for line in text.splitlines()]
-
-
-def _as_number(value: str | float) -> float | None:
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from agentrl.tokens.formats.cohere import COHERE
 from agentrl.tokens.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31, DEEPSEEK_V32
+from agentrl.tokens.formats.functionary import FUNCTIONARY_31, FUNCTIONARY_32
 from agentrl.tokens.formats.glm import GLM
 from agentrl.tokens.formats.harmony import HARMONY
 from agentrl.tokens.formats.hermes import HERMES
-from agentrl.tokens.formats.json_lists import FUNCTOOLS, GRANITE_3, NEMOTRON_2, PHI_4, TOOL_CALLS
+from agentrl.tokens.formats.json_lists import APERTUS, FUNCTOOLS, GRANITE_3, NEMOTRON_2, PHI_4, TOOL_CALLS, XLAM
 from agentrl.tokens.formats.kimi import KIMI_K2
 from agentrl.tokens.formats.llama import LLAMA
 from agentrl.tokens.formats.minimax import MINIMAX_M1, MINIMAX_M2
@@ -25,7 +27,7 @@ from agentrl.tokens.parse import ToolFormat
 ToolFormatName = Literal[
     "auto", "hermes", "qwen_coder", "glm", "mistral", "mistral_v11", "deepseek_v3", "deepseek_v31", "deepseek_v32",
     "kimi_k2", "harmony", "minimax_m1", "minimax_m2", "phi_4", "granite_3", "nemotron_2", "seed_oss", "lfm2",
-    "tool_calls", "functools", "llama", "pythonic",
+    "tool_calls", "functools", "apertus", "cohere", "functionary_v31", "functionary_v32", "xlam", "llama", "pythonic",
 ]  # fmt: skip
 """A form by name, or `auto`."""
 
@@ -33,7 +35,8 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     form.name: form
     for form in (
         HERMES, QWEN_CODER, GLM, MISTRAL, MISTRAL_V11, DEEPSEEK_V3, DEEPSEEK_V31, DEEPSEEK_V32, KIMI_K2, HARMONY, MINIMAX_M1,
-        MINIMAX_M2, GRANITE_3, PHI_4, NEMOTRON_2, SEED_OSS, LFM2, TOOL_CALLS, FUNCTOOLS, LLAMA, PYTHONIC,
+        MINIMAX_M2, GRANITE_3, PHI_4, NEMOTRON_2, SEED_OSS, LFM2, TOOL_CALLS, FUNCTOOLS, APERTUS, COHERE,
+        FUNCTIONARY_31, FUNCTIONARY_32, XLAM, LLAMA, PYTHONIC,
     )
 }  # fmt: skip
 """All forms by name, in the order in which they are tried."""

@@ -5,6 +5,8 @@ Also the form in which tools are described to a model whose template has none.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from agentrl.tokens.parse import ToolFormat, ToolWriter, json_call, read_blocks
@@ -21,13 +23,17 @@ To call a function, write its name and its arguments as JSON between these tags,
 </tool_call>
 The results come back between <tool_response> and </tool_response>."""
 
+
+def _write_hermes(calls: Sequence[tuple[str, Mapping[str, object]]]) -> str:
+    texts = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in calls]
+    return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
+
+
 HERMES = ToolFormat(
     name="hermes",
     openings=("<tool_call>",),
     read=partial(read_blocks, opening="<tool_call>", closing="</tool_call>", decode=json_call),
-    writer=ToolWriter(
-        description=_DESCRIPTION,
-        call=("<tool_call>\n", "\n</tool_call>"),
-        result=("<tool_response>\n", "\n</tool_response>"),
-    ),
+    write=_write_hermes,
+    sign='<tool_call>\n{"name": <',
+    writer=ToolWriter(description=_DESCRIPTION, result=("<tool_response>\n", "\n</tool_response>")),
 )

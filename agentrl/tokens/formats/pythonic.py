@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from agentrl.tokens.parse import ParsedCalls, RawCall, ReadCalls, Schemas, ToolFormat, make_call, read_blocks
@@ -90,6 +90,11 @@ def _between_tags(text: str, at: int, tools: Schemas) -> ReadCalls | None:
     return None if calls is None else ReadCalls(calls, len(text))
 
 
+def _write_between_tags(calls: Sequence[tuple[str, Mapping[str, object]]]) -> str:
+    texts = [f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" for name, arguments in calls]
+    return f"<|tool_call_start|>[{', '.join(texts)}]<|tool_call_end|>"
+
+
 PYTHONIC = ToolFormat(
     name="pythonic",
     openings=("<|python_start|>", "<|python_tag|>"),
@@ -100,4 +105,6 @@ LFM2 = ToolFormat(
     name="lfm2",
     openings=("<|tool_call_start|>",),
     read=partial(read_blocks, opening="<|tool_call_start|>", closing="<|tool_call_end|>", decode=_between_tags),
+    write=_write_between_tags,
+    sign="<|tool_list_start|>",
 )

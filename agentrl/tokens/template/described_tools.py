@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from agentrl.errors import TokenError
-from agentrl.tokens.parse import ToolWriter
+from agentrl.tokens.parse import CallWriter, ToolWriter
 from agentrl.tokens.template.probing import QUESTION
 from agentrl.tokens.template.rendering import ChatTemplate, PlainMessage, ToolSchemas
+from agentrl.tokens.template.written_calls import calls_as_text, words_of
 
 _RESULTS = frozenset({"tool", "function", "ipython"})
 _MARK = "6180339887498948482045868343"
@@ -23,11 +24,11 @@ _MARK = "6180339887498948482045868343"
 class DescribingTemplate(ChatTemplate):
     """The template of a model that was not trained with tools of its own."""
 
-    def __init__(self, writer: ToolWriter, make: Mapping[str, Any]) -> None:
-        """Compile the template of `make`, arguments of `ChatTemplate`; `writer` writes tools, calls and results."""
+    def __init__(self, writer: ToolWriter, write: CallWriter, make: Mapping[str, Any]) -> None:
+        """Compile the template of `make`, arguments of `ChatTemplate`; `writer` writes tools and results, `write` calls."""
         super().__init__(**make)
-        self._writer = writer
-        self.source = "\n".join([self.source, writer.description, *writer.call, *writer.result])
+        self._writer, self._write = writer, write
+        self.source = "\n".join([self.source, writer.description, words_of(write), *writer.result])
         self._has_system = self._shows_system()
 
     def render(self, messages: Sequence[PlainMessage], tools: ToolSchemas | None, *, generation_prompt: bool) -> str:
@@ -57,21 +58,16 @@ class DescribingTemplate(ChatTemplate):
     def _without_calls(self, messages: Sequence[PlainMessage]) -> list[PlainMessage]:
         written: list[PlainMessage] = []
         after_result = False
-        for message in messages:
-            role = message["role"]
+        for given in messages:
+            role, message = given["role"], dict(given)
             if role in _RESULTS:
-                message = {"role": "user", "content": str(message["content"]).join(self._writer.result)}
+                message = _from_user(str(given["content"]).join(self._writer.result))
             if after_result and message["role"] == "user":
-                message = {"role": "user", "content": f"{written.pop()['content']}\n{message['content']}"}
+                message = _from_user(f"{written.pop()['content']}\n{message['content']}")
             after_result = role in _RESULTS
-            written.append(self._with_calls_as_text(message) if message.get("tool_calls") else message)
+            written.append(calls_as_text(message, self._write))
         return written
 
-    def _with_calls_as_text(self, message: PlainMessage) -> PlainMessage:
-        texts = [str(message["content"])] if message.get("content") else []
-        for call in cast("list[PlainMessage]", message["tool_calls"]):
-            function = cast("PlainMessage", call["function"])
-            fields = {"name": function["name"], "arguments": function["arguments"]}
-            texts.append(json.dumps(fields, ensure_ascii=False).join(self._writer.call))
-        rest = {key: value for key, value in message.items() if key != "tool_calls"}
-        return {**rest, "content": "\n".join(texts)}
+
+def _from_user(text: str) -> PlainMessage:
+    return {"role": "user", "content": text}

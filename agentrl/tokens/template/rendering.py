@@ -114,12 +114,16 @@ class OutOfTime(Exception):
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox of transformers, with a deadline for every rendering in the variable named `DEADLINE`."""
+    """The sandbox of transformers, with a deadline for every rendering in the variable named `DEADLINE`.
+
+    With `changes`, a template may append to its own lists and update its own dicts, as those for llama.cpp do.
+    """
 
     DEADLINE = "agentrl deadline"  # no template can name a variable with a space in it
     intercepted_binops = frozenset({"*", "**"})  # the others are computed without `call_binop`, constants when compiled
 
-    def __init__(self) -> None:
+    def __init__(self, *, changes: bool = False) -> None:
+        self._changes = changes
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         self.filters |= {"tojson": _tojson, self.DEADLINE: _timed}
         self.globals |= {
@@ -134,6 +138,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         for loop in tree.find_all(jinja2.nodes.For):
             loop.iter = jinja2.nodes.Filter(loop.iter, self.DEADLINE, [], [], None, None)
         return cast("jinja2.nodes.Template", tree.set_environment(self))
+
+    def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
+        """Return whether the template may see an attribute."""
+        if self._changes and attr in _CHANGING_NAMES and type(obj) in (list, dict):
+            return True
+        return super().is_safe_attribute(obj, attr, value)
 
     def getattr(self, obj: object, attribute: str) -> object:
         """Return `obj.attribute`; at once for a key of a dict, which the sandbox finds by way of an exception."""
@@ -159,6 +169,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 _DICT_NAMES = frozenset(dir(dict))
+_CHANGING_NAMES = frozenset({"append", "pop", "update"})
+_CHANGING_CALL = re.compile(rf"\.({'|'.join(sorted(_CHANGING_NAMES))})\(")
 
 
 def _check_time(context: jinja2.runtime.Context) -> None:
@@ -205,7 +217,8 @@ class ChatTemplate:
         for name, source in sources.items():
             if len(source) > MAX_SOURCE_CHARS:
                 raise ConfigError(f"chat template {name!r}: {len(source)} characters, at most {MAX_SOURCE_CHARS} allowed")
-        environment = TemplateEnvironment()
+        self._changes = _CHANGING_CALL.search(self.source) is not None
+        environment = TemplateEnvironment(changes=self._changes)
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
             try:
@@ -221,10 +234,13 @@ class ChatTemplate:
         """
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates["default"]
+        if self._changes:
+            messages, tools = _given(messages), _given(tools)
         variables: dict[str, object] = {
             TemplateEnvironment.DEADLINE: time.monotonic() + self._max_seconds,
             "messages": messages,
             "tools": tools,
+            "xml_tools": tools,  # the name that SmolLM3 knows them by
             "documents": None,
             "add_generation_prompt": generation_prompt,
             **self._variables,
@@ -235,6 +251,10 @@ class ChatTemplate:
             raise
         except OutOfTime as error:
             raise TokenError(f"the chat template ran for more than {self._max_seconds} s; it was stopped") from error
+        except TypeError as error:
+            if tools is None:  # a template for tools alone, which loops over them
+                return self.render(messages, [], generation_prompt=generation_prompt)
+            raise TokenError(f"the chat template broke on {_roles(messages)}: TypeError: {error}") from error
         except jinja2.TemplateError as error:
             raise TokenError(f"the chat template refused {_roles(messages)}: {error}") from error
         except Exception as error:
@@ -249,6 +269,20 @@ class ChatTemplate:
             if length > self._max_chars:
                 raise TokenError(f"the chat template wrote more than {self._max_chars} characters; it was stopped")
         return "".join(parts)
+
+
+class _GivenList(list[object]):
+    """A list of the request, which no template changes."""
+
+
+class _GivenDict(dict[str, object]):
+    """A dict of the request, which no template changes."""
+
+
+def _given(value: Any) -> Any:  # noqa: ANN401 - plain JSON values
+    if isinstance(value, Mapping):
+        return _GivenDict({key: _given(item) for key, item in cast("Mapping[str, object]", value).items()})
+    return _GivenList(map(_given, cast("list[object]", value))) if isinstance(value, (list, tuple)) else value
 
 
 _Change = Callable[[str, bool], str]

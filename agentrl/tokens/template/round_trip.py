@@ -122,7 +122,9 @@ class RoundTrip:
         """Take the template and the texts that end an assistant message."""
         self._template, self._ends = template, ends
         prompt = template.render([QUESTION], _TOOLS, generation_prompt=True)
-        self._prompt, self._thinking_open = prompt.text, prompt.opens_thinking
+        self.prompt: str = prompt.text
+        """What the template writes before an answer to a question with tools."""
+        self._thinking_open = prompt.opens_thinking
 
     def find(self, forms: Iterable[ToolFormat], text_arguments: bool) -> FoundFormat | None:
         """Return the first form in which the calls come back; None if there is none.
@@ -132,13 +134,24 @@ class RoundTrip:
         `text_arguments` says how the template is known to take arguments; if that fails, the other way is tried.
         """
         styles = [CallStyle(as_text, no_text) for as_text in (text_arguments, not text_arguments) for no_text in (None, "")]
-        tried = [form for form in forms if form.told in self._prompt]
+        tried = [form for form in forms if form.told in self.prompt]
         for made in (_HARD, *_PLAIN):
             for style in styles:
                 for form in tried:
                     if all(self._comes_back(form, calls, style) for calls in made.one):
                         return FoundFormat(form, self._limits(form, style, made), style)
         return None
+
+    def leaves_out_calls(self) -> bool:
+        """Return whether the template writes nothing of a call, or breaks on one."""
+        for style in (CallStyle(), CallStyle(no_text="")):
+            message = _call_message(None, ({"text": _MARK},), style)
+            try:
+                if _MARK in self._template.render([QUESTION, message], _TOOLS, generation_prompt=False).text:
+                    return False
+            except TokenError:
+                continue
+        return True
 
     def sample(self, text_arguments: bool) -> str:
         """Return how the template writes a call, or why it does not; for a message."""
@@ -172,11 +185,11 @@ class RoundTrip:
 
     def _after_prompt(self, whole: str) -> str:
         """Return the end of a rendering that does not begin with the generation prompt, from where the two differ."""
-        both = zip(self._prompt, whole, strict=False)
-        at = next((at for at, (a, b) in enumerate(both) if a != b), min(len(self._prompt), len(whole)))
+        both = zip(self.prompt, whole, strict=False)
+        at = next((at for at, (a, b) in enumerate(both) if a != b), min(len(self.prompt), len(whole)))
         at = min(at, whole.rfind("<", 0, at)) if whole.rfind("<", 0, at) > whole.rfind(">", 0, at) else at
         text = whole[at:]
-        closed = self._prompt.rstrip().endswith(THINK_CLOSE)
+        closed = self.prompt.rstrip().endswith(THINK_CLOSE)
         return text.partition(THINK_CLOSE)[2] if closed and THINK_CLOSE in text else text
 
     def _written(self, message: PlainMessage) -> str:
@@ -186,8 +199,9 @@ class RoundTrip:
         except TokenError:
             whole, nonce = self._template.render([QUESTION, message], _TOOLS, generation_prompt=False)
             text = _cut(self._after_prompt(whole), self._ends)
-        for end in self._ends:
-            text = text.removesuffix(end)
+        while any(text.rstrip().endswith(end) for end in self._ends):  # some write two
+            for end in self._ends:
+                text = text.rstrip().removesuffix(end) if text.rstrip().endswith(end) else text
         return restored(text, nonce) if nonce else text
 
 

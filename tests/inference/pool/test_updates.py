@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import anyio
@@ -178,6 +179,30 @@ async def test_other_tensors_than_published_are_found(way: type[Files], where: s
     assert f"1 of 1 tensors differ from the published weights ({where}" in reason
 
 
+class Reporting(ScriptedServer):
+    """Reports other names of tensors than it took."""
+
+    tensors: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
+
+    async def checksums(self) -> Mapping[str, str]:
+        return self.tensors(await super().checksums())
+
+
+@pytest.mark.parametrize(
+    ("tensors", "differing"),
+    [(lambda found: {}, "1 of 1 .*: w"), (lambda found: {**found, "extra": "00"}, "1 of 2 .*: extra")],
+)
+async def test_a_server_that_lacks_a_tensor_or_has_one_more_is_found(
+    tensors: Callable[[Mapping[str, str]], Mapping[str, str]], differing: str
+) -> None:
+    server = Reporting(lambda _: [4], vocab_size=VOCAB, url="scripted://0")
+    async with pool_of(server) as pool:
+        await pool.update_weights(publication(1))
+        server.tensors = tensors
+        with pytest.raises(WeightSyncError, match=f"after the update to version 2, {differing}"):
+            await pool.update_weights(publication(2))
+
+
 async def test_the_only_server_that_takes_the_version_and_keeps_its_weights_is_found() -> None:
     [only] = opaque_servers(1)
     async with pool_of(only) as pool:
@@ -246,6 +271,43 @@ async def test_a_probe_that_differs_stops_the_update_with_the_figures() -> None:
         with pytest.raises(WeightSyncError, match=r"scripted://1: with version 1, .* differ .* by up to 5.00e-01 nats"):
             await pool.update_weights(publication(1), Probe(token_ids=ids, logprobs=scripted_logprobs(ids, version=1)))
         assert not any(server.paused for server in servers)
+
+
+async def test_a_probe_judges_the_largest_difference_of_any_token() -> None:
+    [server], ids = servers_of(1), np.array([1, 5, 9, 2, 4, 4], np.int32)
+    for changed, fails in ((0.15, False), (0.25, True)):
+        logprobs = scripted_logprobs(ids, version=1)
+        logprobs[2] += changed
+        probe = Probe(token_ids=ids, logprobs=logprobs, tolerance=0.2)
+        async with pool_of(server) as pool:
+            if fails:
+                with pytest.raises(WeightSyncError, match=r"by up to 2\.50e-01 nats, tolerance 2e-01"):
+                    await pool.update_weights(publication(1), probe)
+            else:
+                report = await pool.update_weights(publication(1), probe)
+                assert report.probe_difference == pytest.approx(changed)
+
+
+async def test_servers_whose_digests_only_one_another_can_confirm_do_not_serve_a_version_on_which_they_differ() -> None:
+    first, stale = opaque_servers(2)
+    stale.stale = True
+    async with pool_of(first, stale) as pool:
+        with pytest.raises(WeightSyncError, match=r"scripted://1: .* 1 of 1 tensors differ from scripted://0"):
+            await pool.update_weights(publication(1))
+        assert pool.policy_version == 0
+        assert {server.state for server in pool.describe().servers} == {State.BEHIND}
+
+
+async def test_a_server_that_was_taken_out_serves_again_only_after_a_restart() -> None:
+    async with pool_of(*servers_of(2)) as pool:
+        pool.take_out("scripted://1", "its log-probs are wrong")
+        pool.report_dead("scripted://1", "it gave no answer")
+        assert (await pool.update_weights(publication(1))).updated == ("scripted://0",)
+        _, wrong = pool.describe().servers
+        assert (wrong.state, wrong.reason) == (State.WRONG, "its log-probs are wrong")
+        pool.report_dead("scripted://1", "its process ended", starting=True)
+        pool.report_started("scripted://1")
+        await all_serving(pool)
 
 
 async def test_updates_asked_for_at_once_run_one_after_the_other() -> None:

@@ -29,7 +29,7 @@ from agentrl.errors import (
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.sglang.calls import Assembly
 from agentrl.inference.sglang.server import SGLangServer
-from agentrl.inference.sglang.wire import parse_reply
+from agentrl.inference.sglang.wire import GenerateReply
 from agentrl.servers.scripted.server import (
     Fault,
     Hold,
@@ -39,7 +39,7 @@ from agentrl.servers.scripted.server import (
     scripted_logprobs,
 )
 from agentrl.servers.scripted.socket_server import ScriptedHTTP, serve_scripted
-from agentrl.types import StopReason
+from agentrl.types import StopReason, VersionSpan
 from agentrl.weights.types import Publication
 from tests.support.impatient import Impatient
 from tests.support.scripted import FAULTS, VOCAB, publication, request
@@ -277,11 +277,12 @@ async def test_the_rest_of_an_interrupted_call_draws_noise_of_its_own(seed: int)
 def test_no_two_pieces_of_a_call_draw_the_same_noise(seed: int) -> None:
     sent = request(1, 2, 3, max_new_tokens=30)
     assembly = Assembly(replace(sent, sampling=replace(sent.sampling, seed=seed)), "http://server")
-    piece = b'{"meta_info":{"finish_reason":{"type":"abort"},"weight_version":"1","output_token_logprobs":[[-1.0,7,null]]}}'
+    ids, logprobs, spans = np.array([7], np.int32), np.array([-1.0], np.float32), (VersionSpan(0, 1, 1),)
+    piece = GenerateReply(output_ids=ids, output_logprobs=logprobs, spans=spans, finish="abort")
     seeds: list[int] = []
     for _ in range(4):
         seeds.append(json.loads(assembly.body()[1])["sampling_params"]["sampling_seed"])
-        assembly.take(parse_reply(piece, vocab_size=VOCAB, url=""), caller_aborted=False)
+        assembly.take(piece, caller_aborted=False)
     assert len({seed, *seeds}) == 4
 
 

@@ -214,8 +214,8 @@ def read_sampling(given: Mapping[str, object], defaults: SamplingConfig, *, voca
 def overruled_sampling(arguments: Mapping[str, object], run: SamplingConfig, *, is_untrained: bool) -> Mapping[str, object]:
     """Return the sampling arguments of a call, by name, that are not used because those of the run hold.
 
-    Arguments that say what the run does anyway are not among them. With `is_untrained` only those are that no trained or
-    untrained call of the policy can honour, such as penalties.
+    Arguments that say what the run does anyway are not among them, nor is a limit of tokens that is no larger than the
+    run's. With `is_untrained` only those are that no trained or untrained call of the policy can honour, such as penalties.
 
     Raises:
         WorkflowError: a value is wrong.
@@ -233,6 +233,8 @@ def overruled_sampling(arguments: Mapping[str, object], run: SamplingConfig, *, 
         "min_p": (_number(given, "min_p", 0.0, 0.0, 1.0), 0.0),
         "seed": (None if given.get("seed") is None else _integer("seed", given["seed"], -(2**63)), None),
     }
+    limits = {name: _integer(name, given[name], 1) for name in ("max_tokens", "max_completion_tokens") if name in given}
+    found |= {name: limit for name, limit in limits.items() if limit > run.max_tokens}
     return found | {name: value for name, (value, used) in read.items() if value != used}
 
 

@@ -30,7 +30,7 @@ class SamplingConfig(Config):
 
     `run`: those of this section, in training and evaluation; what a program sends instead is counted as
     `workflow.gateway.ignored.NAME`. `program`: its own, as in workflows in Python; calls at temperature 0 are not trained.
-    A smaller `max_tokens` of the program holds either way.
+    Of two limits of output tokens the smaller one holds with `run`.
     """
     template_options: dict[str, bool | int | str] = Field(default_factory=dict)
     """Extra variables for the chat template, such as `{enable_thinking: false}`."""

@@ -212,13 +212,10 @@ def _evaluated_parts(value: object, schema: object, root: _Root, at: str) -> set
     elif is_array(value):
         first, rest = _items_of(schema)
         is_open = rest is not None or schema.get("unevaluatedItems") is not None
-        found |= {
-            f"{index}"
-            for index, item in enumerate(value)
-            if is_open
-            or index < len(first)
-            or ("contains" in schema and not _first_misfit(item, schema["contains"], root, at))
-        }
+        for index, item in enumerate(value):
+            is_known = is_open or index < len(first)
+            if is_known or ("contains" in schema and not _first_misfit(item, schema["contains"], root, at)):
+                found.add(f"{index}")
     for child in _schemas_beside(value, schema, root, at):
         found |= _evaluated_parts(value, child, root, at)
     return found

@@ -84,6 +84,11 @@ def _num_strays() -> int:
     return 0 if task is None else task.cancelling()
 
 
+def ending_quietly(error: Exception) -> BaseException:
+    """Return what ends a task that nobody waits for: a cancellation, or `error` where only a scope can make one (trio)."""
+    return asyncio.CancelledError() if anyio.get_cancelled_exc_class() is asyncio.CancelledError else error
+
+
 @asynccontextmanager
 async def noticing_cancellation(notice: Callable[[], None]) -> AsyncGenerator[None]:
     """Call `notice` as soon as a scope around the block is cancelled, while the block may still clean up."""

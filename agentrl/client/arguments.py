@@ -6,6 +6,7 @@ names it; none is dropped silently. The sampling parameters are within the bound
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -213,8 +214,8 @@ def read_sampling(given: Mapping[str, object], defaults: SamplingConfig, *, voca
 def overruled_sampling(arguments: Mapping[str, object], run: SamplingConfig, *, is_untrained: bool) -> Mapping[str, object]:
     """Return the sampling arguments of a call, by name, that are not used because those of the run hold.
 
-    Arguments that say what the run does anyway are not among them. With `is_untrained` only those are that no trained or
-    untrained call of the policy can honour, such as penalties.
+    Arguments that say what the run does anyway are not among them, nor is a limit of tokens that is no larger than the
+    run's. With `is_untrained` only those are that no trained or untrained call of the policy can honour, such as penalties.
 
     Raises:
         WorkflowError: a value is wrong.
@@ -232,6 +233,8 @@ def overruled_sampling(arguments: Mapping[str, object], run: SamplingConfig, *, 
         "min_p": (_number(given, "min_p", 0.0, 0.0, 1.0), 0.0),
         "seed": (None if given.get("seed") is None else _integer("seed", given["seed"], -(2**63)), None),
     }
+    limits = {name: _integer(name, given[name], 1) for name in ("max_tokens", "max_completion_tokens") if name in given}
+    found |= {name: limit for name, limit in limits.items() if limit > run.max_tokens}
     return found | {name: value for name, (value, used) in read.items() if value != used}
 
 
@@ -400,3 +403,37 @@ def _read_bool(given: Mapping[str, object], name: str) -> bool:
     if value is None or isinstance(value, bool):
         return value is True
     raise WorkflowError(f"{_WHERE}: {name} must be True or False, got {type(value).__name__} {_shortened(value)}")
+
+
+class CallSeeds:
+    """Gives each call of an episode its seed: one with the noise of an earlier call would be no sample of its own.
+
+    Args:
+        run_seed: the seed of the run; None leaves calls without a seed of their own to the server.
+        episode_id: of the episode.
+    """
+
+    def __init__(self, run_seed: int | None, episode_id: str) -> None:
+        self._run_seed, self._episode_id = run_seed, episode_id
+        self._num_calls = 0
+        self._given: set[int] = set()
+
+    def next(self, given: int | None) -> int | None:
+        """Return the seed of the next call; `given` is the one of its own, which only the first call that has it keeps."""
+        number, self._num_calls = self._num_calls, self._num_calls + 1
+        if given is not None and given not in self._given:
+            self._given.add(given)
+            return given
+        base = self._run_seed if given is None else given
+        return None if base is None else call_seed(base, self._episode_id, number)
+
+
+def call_seed(run_seed: int, episode_id: str, call: int) -> int:
+    """Return the seed of a model call, 63 bits; `call` is its number in the episode.
+
+    Example:
+        >>> call_seed(0, "0.0.0", 0) == call_seed(0, "0.0.0", 0), call_seed(0, "0.0.0", 0) == call_seed(0, "0.0.0", 1)
+        (True, False)
+    """
+    digest = hashlib.blake2b(f"{run_seed}/{episode_id}/{call}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1

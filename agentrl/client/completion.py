@@ -17,7 +17,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from agentrl.client.backend import Answer, AnswerStream, Delta, Piece
 from agentrl.client.episode import EpisodeCalls
 from agentrl.errors import AgentRLError
-from agentrl.inference.backend import Generation
+from agentrl.inference.backend import GenerateRequest, Generation
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Message, StopReason
 
@@ -248,3 +248,8 @@ class _StreamResponse:
         stream = self._stream()
         if stream is not None:
             await stream.close()
+
+
+def completion_id(request: GenerateRequest) -> str:
+    """Return the completion id of a request, unique over all episodes."""
+    return f"chatcmpl-{request.request_id}"

@@ -30,14 +30,15 @@ class SamplingConfig(Config):
 
     `run`: those of this section, in training and evaluation; what a program sends instead is counted as
     `workflow.gateway.ignored.NAME`. `program`: its own, as in workflows in Python; calls at temperature 0 are not trained.
-    A smaller `max_tokens` of the program holds either way.
+    Of two limits of output tokens the smaller one holds with `run`.
     """
     template_options: dict[str, bool | int | str] = Field(default_factory=dict)
     """Extra variables for the chat template, such as `{enable_thinking: false}`."""
     tool_format: ToolFormatName = "auto"
     """Form of the model's tool calls; `auto` takes the one in which calls come back from the model's own chat template.
 
-    For a template without tools, `hermes` describes them in the system message and reads calls from the answers.
+    For a template without tools, `hermes` describes them in the system message and reads calls from the answers. For one
+    that shows tools and leaves calls out, `hermes`, `granite_3` and `lfm2` write calls as text of the messages.
     """
     unsupported: Literal["refuse", "prompt"] = "refuse"
     """What happens to structured output and forced tool calls, which free decoding cannot enforce.

@@ -10,10 +10,8 @@ from enum import Enum, auto
 
 from agentrl.client.backend import Delta
 from agentrl.errors import TokenError
-from agentrl.tokens.parse import ToolFormat
+from agentrl.tokens.parse import ToolFormat, thinking_tags
 from agentrl.types import Message
-
-_OPEN, _CLOSE = "<think>", "</think>"
 
 
 class _At(Enum):
@@ -48,6 +46,8 @@ class DeltaSplitter:
         self._tools = tools and form is not None
         self._stops = (*stops, "\ufffd")
         self._thinking_open = thinking_open
+        self._thinking = thinking_tags(form)
+        self._closing = self._thinking[0][1]
         self._at = _At.START if form is None or form.split is None else _At.HELD  # channels come at the end
         self._gate = ""
         self._stopped = False
@@ -110,10 +110,11 @@ class DeltaSplitter:
 
     def _start(self) -> None:
         text = self._pending.lstrip()
-        if len(text) < len(_OPEN) and _OPEN.startswith(text):
+        if any(len(text) < len(opening) and opening.startswith(text) for opening, _ in self._thinking):
             return
-        if text.startswith(_OPEN):
-            self._pending = text.removeprefix(_OPEN)
+        if tags := next((tags for tags in self._thinking if text.startswith(tags[0])), None):
+            opening, self._closing = tags
+            self._pending = text.removeprefix(opening)
             self._at = _At.REASONING_START
         elif self._thinking_open:
             self._pending = text
@@ -127,10 +128,10 @@ class DeltaSplitter:
             self._at = then
 
     def _reasoning(self) -> None:
-        cut, closed = _first_marker(self._pending, (_CLOSE,))
+        cut, closed = _first_marker(self._pending, (self._closing,))
         text = self._pending[:cut].rstrip("\n")
         self._sent_reasoning.append(text)
-        self._pending = self._pending[cut + len(_CLOSE) :] if closed else self._pending[len(text) :]
+        self._pending = self._pending[cut + len(self._closing) :] if closed else self._pending[len(text) :]
         if closed:
             self._at = _At.CONTENT_GAP
 

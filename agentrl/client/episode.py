@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
+import anyio
 import numpy as np
 
-from agentrl.concurrency import EndOfEpisode, loop_time
+from agentrl.client.offline import call_timeout, left_running
+from agentrl.concurrency import EndOfEpisode, ending_quietly, loop_time
 from agentrl.episode.checks import check_reward_parts
 from agentrl.errors import AgentRLError, EpisodeLimit, RewardError, ServerTimeout, WorkflowError
 from agentrl.inference.backend import Generation
 from agentrl.types import BranchPath, EpisodeFailure, StopReason, Trajectory, Turn
 
+Result = TypeVar("Result")
 _AMBIGUOUS = -1
 REPORTED_NAMES: Final = ("prompt_tokens", "completion_tokens")
 """The counts of an endpoint for an episode; metrics of the trajectory."""
@@ -64,6 +67,8 @@ class Episode:
         """Numbers the events: each request that is sent, each turn reward that is set."""
         self.end = EndOfEpisode()
         """Comes when the engine ends the episode; from then on no call that is cut becomes a turn."""
+        self.is_settled = False
+        """Whether the workflow has returned, so that no call begins."""
         self.metrics: dict[str, float] = {}
         """The metrics that the workflow recorded."""
         self.final_reward: float | None = None
@@ -93,7 +98,10 @@ class Episode:
     def check_open(self) -> None:
         """Raise `WorkflowError` if the episode is closed."""
         if self._closed:
-            raise WorkflowError(f"episode {self.id} is closed; the workflow must not use its client after it has returned")
+            raise self._is_over()
+
+    def _is_over(self) -> WorkflowError:
+        return WorkflowError(f"episode {self.id} is closed; the workflow must not use its client after it has returned")
 
     @property
     def is_open(self) -> bool:
@@ -102,7 +110,8 @@ class Episode:
 
     def start_call(self) -> RunningCall:
         """Count one more running call."""
-        self.check_open()
+        if self._closed or self.is_settled:
+            raise self._is_over()
         return self.calls.start_call()
 
     @contextmanager
@@ -396,6 +405,49 @@ class EpisodeCalls:
         """Count a completed call and the tokens it sampled."""
         self._turns += 1
         self._tokens += num_tokens
+
+
+class CallWaits:
+    """The waits of calls for the policy; each ends with an answer, at its timeout, or when the workflow returns.
+
+    Whether a call had ended when the workflow returned is a decision of the policy, too, as after a race.
+    """
+
+    def __init__(self, episode_id: str) -> None:
+        self._episode_id = episode_id
+        self._running: dict[anyio.CancelScope, anyio.Event] = {}
+        self._was_cut = False
+
+    async def bounded(
+        self, call: Callable[[], Awaitable[Result]], timeout_s: float | None, remaining_s: float | None
+    ) -> Result:
+        """Return what `call` returns, within what remains of its timeout.
+
+        Raises:
+            CallTimeout: the timeout has passed.
+
+        Cancellation: a wait that is cut ends as if it were cancelled.
+        """
+        ended = anyio.Event()
+        with anyio.move_on_after(remaining_s) as wait:
+            self._running[wait] = ended
+            try:
+                return await call()
+            finally:
+                del self._running[wait]
+                ended.set()
+        if self._was_cut:
+            raise ending_quietly(left_running(self._episode_id))
+        raise call_timeout(self._episode_id, timeout_s or 0.0)
+
+    async def cut(self) -> None:
+        """End all waits, and wait until what the calls had sampled is recorded."""
+        self._was_cut = True
+        running = dict(self._running)
+        for wait in running:
+            wait.cancel()
+        for ended in running.values():
+            await ended.wait()
 
 
 def _add_parts(sums: dict[str, float], parts: Mapping[str, float]) -> None:

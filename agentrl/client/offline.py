@@ -31,7 +31,16 @@ class CallTimeout(ServerTimeout, openai.APITimeoutError):
 
 def call_timeout(episode_id: str, timeout_s: float, *, is_recorded: bool = False) -> CallTimeout:
     """Return the error of a call whose `timeout` has passed."""
-    error = CallTimeout(f"episode {episode_id}: no completion within the call's timeout of {timeout_s:g} s")
+    return _timeout(f"episode {episode_id}: no completion within the call's timeout of {timeout_s:g} s", is_recorded)
+
+
+def left_running(episode_id: str) -> CallTimeout:
+    """Return the error of a call that ran when the workflow returned, which is no failure."""
+    return _timeout(f"episode {episode_id}: the workflow has returned, which ends the calls that run", True)
+
+
+def _timeout(message: str, is_recorded: bool) -> CallTimeout:
+    error = CallTimeout(message)
     error.is_recorded = is_recorded
     return error
 

@@ -7,7 +7,7 @@ gives up records what was sampled; of a stream, what it was given.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,15 +16,14 @@ from uuid import uuid4
 import anyio
 import numpy as np
 
-from agentrl.client.arguments import CallArguments, checked_messages, read_arguments, read_sampling
+from agentrl.client.arguments import CallArguments, CallSeeds, checked_messages, read_arguments, read_sampling
 from agentrl.client.backend import Answer, AnswerStream, AskedCall, ClientBackend, Delta, Piece, PolicyTokenizer
-from agentrl.client.completion import token_logprobs
+from agentrl.client.completion import completion_id, token_logprobs
 from agentrl.client.config import SamplingConfig
 from agentrl.client.deltas import DeltaSplitter
 from agentrl.client.demand import Demand, Instructions
-from agentrl.client.episode import MISSES_METRIC, Episode, EpisodeSettings
-from agentrl.client.offline import CallTimeout, call_timeout
-from agentrl.client.seeds import CallSeeds
+from agentrl.client.episode import MISSES_METRIC, CallWaits, Episode, EpisodeSettings
+from agentrl.client.offline import CallTimeout
 from agentrl.concurrency import outcome_of
 from agentrl.episode.checks import are_independent
 from agentrl.errors import ContextOverflow, ReplyError, ServerError, ServerUnavailable, WorkflowError
@@ -78,6 +77,7 @@ class PolicyBackend(ClientBackend):
             turns=episode.turns,
         )
         self._instructions = Instructions() if sampling.unsupported == "prompt" else None
+        self.waits = CallWaits(episode.id)
         self._streams: set[_PolicyStream] = set()
         """Streams that have begun and are not closed."""
 
@@ -142,7 +142,9 @@ class PolicyBackend(ClientBackend):
         return generation
 
     async def settle(self) -> None:
-        """Close the streams that the workflow has left open: what they gave is recorded."""
+        """End the calls that run and close the streams that were left open: what they had sampled is recorded."""
+        self.episode.is_settled = True
+        await self.waits.cut()
         for stream in tuple(self._streams):
             await stream.close()
 
@@ -303,13 +305,15 @@ class PolicyBackend(ClientBackend):
         def record_late(generation: Generation | None) -> None:
             recorded.append(self.record_given_up(prompt, request, generation, speaker))
 
-        with anyio.move_on_after(timeout_s):
-            if not isinstance(inference, GivesUp):
-                return await inference.generate(request)
+        generate: Callable[[], Awaitable[Generation]] = partial(inference.generate, request)
+        if isinstance(inference, GivesUp):
             give_up = partial(inference.give_up, request.request_id)
-            generate = partial(inference.generate, request)
-            return await outcome_of(generate, give_up=give_up, end=self.episode.end, late=record_late)
-        raise call_timeout(request.episode_id, timeout_s or 0.0, is_recorded=any(recorded))
+            generate = partial(outcome_of, generate, give_up=give_up, end=self.episode.end, late=record_late)
+        try:
+            return await self.waits.bounded(generate, timeout_s, timeout_s)
+        except CallTimeout as error:
+            error.is_recorded |= any(recorded)
+            raise
 
     def _checked_ids(self, input_ids: Sequence[int] | Int32Array) -> Int32Array:
         """Return the ids of a token-level call, [N] int32; one outside the vocabulary would kill a real server."""
@@ -379,6 +383,8 @@ class _PolicyStream(AnswerStream):
         """The whole output, where it came with the first ids of a stream that was given up."""
         self._has_ended = False
         """Whether the last chunk came, or the call failed."""
+        self._closed: anyio.Event | None = None
+        """Comes when the stream is closed; None: nobody has begun to."""
         self._ends = policy.renderer.eos_ids | set(call.sampling.stop_token_ids)
         self._end_was_sampled = False
         self._text = policy.renderer.incremental_decoder()
@@ -398,14 +404,18 @@ class _PolicyStream(AnswerStream):
 
     async def close(self, error: BaseException | None = None) -> None:
         """Stop sampling. Unless the last token is in, the request is aborted, and what came is recorded."""
+        if self._closed is not None:
+            return await self._closed.wait()
+        self._closed = anyio.Event()
         was_left = error is None or isinstance(error, (CallTimeout, anyio.get_cancelled_exc_class()))
         try:
             if was_left and self._num_given and not self._has_ended:
                 is_recorded = await self._give_up(is_wanted=error is None)
                 if isinstance(error, CallTimeout):
-                    error.is_recorded = is_recorded
+                    error.is_recorded |= is_recorded
         finally:
             self._has_ended = True
+            self._closed.set()
             await self._close_call(error)
 
     async def _close_call(self, error: BaseException | None) -> None:
@@ -414,11 +424,8 @@ class _PolicyStream(AnswerStream):
 
     async def _next_chunk(self) -> GenerationChunk:
         remaining = None if self._deadline is None else max(0.0, self._deadline - anyio.current_time())
-        with anyio.move_on_after(remaining):
-            if self._chunks is None:
-                return await self._first_chunk()
-            return await self._chunk_of(self._chunks)
-        raise call_timeout(self._policy.episode.id, self._call.timeout_s or 0.0)
+        wait = self._first_chunk if self._chunks is None else partial(self._chunk_of, self._chunks)
+        return await self._policy.waits.bounded(wait, self._call.timeout_s, remaining)
 
     async def _first_chunk(self) -> GenerationChunk:
         policy, inference = self._policy, self._policy.inference
@@ -427,12 +434,8 @@ class _PolicyStream(AnswerStream):
         if not isinstance(inference, GivesUp):
             return await self._begin()
         # A request cannot be picked up again where a cancellation cut its opening.
-        return await outcome_of(
-            self._begin,
-            give_up=partial(inference.give_up, self._request.request_id),
-            end=policy.episode.end,
-            late=self._take_late,
-        )
+        give_up = partial(inference.give_up, self._request.request_id)
+        return await outcome_of(self._begin, give_up=give_up, end=policy.episode.end, late=self._take_late)
 
     def _take_late(self, chunk: GenerationChunk | None) -> None:
         """Count the first ids of a stream that was given up before they came."""
@@ -494,8 +497,3 @@ class _PolicyStream(AnswerStream):
         if self.running is not None:
             self.running.complete()
         return [rest, policy.answered(request, call, turn, generation)]
-
-
-def completion_id(request: GenerateRequest) -> str:
-    """Return the completion id of a request, unique over all episodes."""
-    return f"chatcmpl-{request.request_id}"

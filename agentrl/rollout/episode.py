@@ -230,6 +230,7 @@ async def _attempt(
     except RUN_ENDING:
         raise
     except EpisodeLimit as error:
+        await client.backend.settle()
         return _limited(workflow, client, client.limit_reached or StopReason.TURN_LIMIT, error)
     except AgentRLError as error:
         failure = episode_failure(error)

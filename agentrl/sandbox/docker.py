@@ -142,8 +142,8 @@ class DockerStarter:
         with TemporaryDirectory(prefix="agentrl-docker-") as folder:
             _fill(Path(folder), program, self._own_files)
             command = self._arguments(self._docker, program, limits, name=name, folder=folder)
-            try:
-                process = PipedProcess(command, environment=docker_variables())
+            try:  # podman's monitor writes a file where it was started, once a program had no memory left
+                process = PipedProcess(command, environment=docker_variables(), directory=Path(folder))
             except OSError as error:
                 raise EnvironmentFault(f"sandbox: cannot start {command[0]}: {error}") from error
             box = DockerBox(process, self._docker, name)

@@ -11,6 +11,7 @@ in time.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import logging
 import re
@@ -73,13 +74,26 @@ def check_address(host: str, api_key: str | None) -> None:
 def check_listening(host: str, port: int) -> None:
     """Raise `ConfigError` where an address cannot be listened on now, such as one that another program holds."""
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            with socket.socket(family, kind, protocol) as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(address)
-                listener.listen()
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        absent = [error for family, _, _, _, address in found if (error := _absence(family, address)) is not None]
+        if len(absent) == len(found):  # a name may have addresses of a kind that this machine lacks
+            raise absent[0]
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+def _absence(family: int, address: tuple[object, ...]) -> OSError | None:
+    """Return why this machine lacks an address; one that is there and cannot be listened on is raised."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen()
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            return error
+        raise
+    return None
 
 
 class Connections:

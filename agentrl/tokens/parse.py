@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+THINK_OPEN, THINK_CLOSE = _THINK = "<think>", "</think>"
 _ID_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -126,8 +126,10 @@ class ToolFormat:
     told: str = ""
     """Text of the prompt without which the form is not tried, where a template asks for calls in a form that it does
     not write itself."""
+    thinking: tuple[str, str] | None = None
+    """Texts between which the models reason, besides `<think>` and `</think>`."""
     split: Callable[[str], ThinkingSplit] | None = None
-    """Splits an output at its reasoning, for formats that do not write `<think>`."""
+    """Splits an output at its reasoning, for formats in which the answer, too, stands between marks."""
     call_id: Callable[[str, int], str] | None = None
     """Returns the id of a call by its name and number, for templates that write ids in a form of their own."""
     write: CallWriter | None = None
@@ -164,8 +166,7 @@ def parse_text(
     if form is not None and form.split is not None:
         reasoning, content, malformed = form.split(text)
     else:
-        thinks = thinking_open or THINK_OPEN in text
-        reasoning, content, malformed = _split_reasoning(text, thinking_open) if thinks else (None, text, False)
+        reasoning, content, malformed = _split_reasoning(text, thinking_open, form)
     if form is None or malformed or not (tools or form.split):
         return ParsedMessage(content, reasoning, (), malformed)
     parsed = form.read(content, tools)
@@ -188,16 +189,22 @@ def _renderable(parsed: ParsedCalls, reasoning: str | None, limits: CallLimits) 
     return not parsed.content or (limits.with_text and (reasoning is None or limits.with_reasoning_and_text))
 
 
-def _split_reasoning(text: str, thinking_open: bool) -> ThinkingSplit:
+def _split_reasoning(text: str, thinking_open: bool, form: ToolFormat | None) -> ThinkingSplit:
     start = text.lstrip()
-    if not thinking_open and not start.startswith(THINK_OPEN):
+    opening, closing = next((tags for tags in thinking_tags(form) if start.startswith(tags[0])), _THINK)
+    if not thinking_open and not start.startswith(opening):
         return ThinkingSplit(None, text, False)
-    body = start.removeprefix(THINK_OPEN)
-    reasoning, closed, content = body.partition(THINK_CLOSE)
+    body = start.removeprefix(opening)
+    reasoning, closed, content = body.partition(closing)
     reasoning = reasoning.strip("\n") or None
     if not closed:
         return ThinkingSplit(reasoning, "", True)
     return ThinkingSplit(reasoning, content.lstrip("\n"), False)
+
+
+def thinking_tags(form: ToolFormat | None) -> Sequence[tuple[str, str]]:
+    """Return the texts between which a model may reason at the start of an output."""
+    return [_THINK] if form is None or form.thinking is None else [_THINK, form.thinking]
 
 
 def _call_id(salt: object, at: int) -> str:

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from agentrl.client import Client, DoorSettings, EpisodeSettings, PolicyBackend
-from agentrl.gateway.sessions.session import MAX_ROLES, OTHER_ROLE
+from agentrl.gateway.sessions.session import MAX_ROLES, OTHER_PLAYER, OTHER_ROLE
 from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.testing.policy import UNLIMITED, plain_tokenizer
 from agentrl.types import StopReason
@@ -69,6 +69,24 @@ async def test_what_the_run_does_anyway_is_not_counted_and_a_smaller_limit_holds
     assert server.calls[0].sampling.max_new_tokens == 7
     assert server.calls[0].sampling.stop == ("x",)
     assert not client.episode.metrics
+
+
+@pytest.mark.parametrize(
+    ("route", "name"),
+    [
+        ("chat/completions", "max_tokens"),
+        ("chat/completions", "max_completion_tokens"),
+        ("responses", "max_output_tokens"),
+        ("messages", "max_tokens"),
+    ],
+)
+async def test_a_program_asks_for_no_more_tokens_than_the_run_file_says(route: str, name: str):
+    client, server = sampled(1, max_tokens=32)
+    assert await asked(client, {name: 32_000}, route) == 200
+    assert server.calls[0].sampling.max_new_tokens == 32
+    [(counted, number)] = client.episode.metrics.items()
+    assert counted.startswith("gateway.ignored.max_")
+    assert number == 1.0
 
 
 async def test_a_program_may_choose_where_the_run_file_says_so_and_its_greedy_calls_are_counted():
@@ -154,13 +172,14 @@ async def test_the_scheme_of_a_key_ignores_case(scheme: str):
             assert response.status == 200
 
 
-async def test_roles_that_clients_make_up_are_bounded():
+@pytest.mark.parametrize(("kind", "other"), [("role", OTHER_ROLE), ("player", OTHER_PLAYER)])
+async def test_roles_and_players_that_clients_make_up_are_bounded(kind: str, other: str):
     count = MAX_ROLES + 3
     client, _ = scripted_client(["a"] * count)
     async with client.served() as door, aiohttp.ClientSession() as http:
         for number in range(count):
-            async with http.post(f"{door.url}/role/r{number}/v1/chat/completions", json={"messages": HI}) as response:
+            async with http.post(f"{door.url}/{kind}/r{number}/v1/chat/completions", json={"messages": HI}) as response:
                 assert response.status == 200
-    roles = [turn.role for turn in client.episode.turns]
-    assert roles.count(OTHER_ROLE) == 3
-    assert len(set(roles)) == MAX_ROLES + 1
+    names = [getattr(turn, kind) for turn in client.episode.turns]
+    assert names.count(other) == 3
+    assert len(set(names)) == MAX_ROLES + 1

@@ -35,3 +35,5 @@ def test_an_address_that_is_taken_is_found_before_anything_is_made() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="cannot listen"):
         check_listening("127.0.0.1", taken.getsockname()[1])
     check_listening("127.0.0.1", 0)
+    with pytest.raises(ConfigError, match="cannot listen"):
+        check_listening("203.0.113.1", 0)  # an address of documentation, which no machine has

@@ -50,7 +50,7 @@ async def cancel_when(hold: Hold, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def answer_or_none(client: Client, stage: Stage, question: str, **more: Any) -> str | None:  # noqa: ANN401
+async def answer_or_none(client: Any, stage: Stage, question: str, **more: Any) -> str | None:  # noqa: ANN401
     """Ask, and give the call up where the answer takes more than two letters."""
     answer = None
     stage.hold(question)

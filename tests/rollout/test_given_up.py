@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import anthropic
 import anyio
+import openai
 import pytest
 
 from agentrl.client import Client, ReplayBackend
@@ -46,6 +48,66 @@ async def cancel_natively(client: Client, stage: Stage) -> float:
     call.cancel()
     await asyncio.wait([call])  # noqa: TID251
     return -0.25
+
+
+async def ended_before(hold: Hold, work: Coroutine[Any, Any, Any]) -> bool:
+    """Run work in a task that nobody waits for once a hold is reached; return whether it ended before that."""
+    held = asyncio.ensure_future(hold.reached.wait())  # noqa: TID251
+    task = asyncio.ensure_future(work)  # noqa: TID251
+    await asyncio.wait([task, held], return_when=asyncio.FIRST_COMPLETED)  # noqa: TID251
+    held.cancel()
+    return task.done()
+
+
+async def leave_running(client: Any, stage: Stage) -> float:  # noqa: ANN401
+    """Return while a call runs, as after `asyncio.wait` for the first of several."""
+    found: list[str] = []
+
+    async def ask() -> None:
+        found.append(await answer_to(client, "one"))
+
+    return 1.0 + 0.5 * len(found[0]) if await ended_before(stage.hold("one"), ask()) else -0.25
+
+
+async def leave_a_reader(client: Any, stage: Stage) -> float:  # noqa: ANN401
+    """Return while a task reads a stream."""
+    read = [""]
+
+    async def follow() -> None:
+        async for chunk in await opened(client, "one"):
+            read[0] += chunk.choices[0].delta.content or "" if chunk.choices else ""
+
+    ended = await ended_before(stage.hold("one"), follow())
+    return len(read[0]) - 0.4 * ended
+
+
+async def leave_a_connection(remote: Any, stage: Stage, *, stream: bool = False) -> float:  # noqa: ANN401
+    """End an agent whose task still waits for an answer, and loses its connection then."""
+    read = [""]
+
+    async def ask() -> None:
+        with suppress(openai.APIError):
+            if stream:
+                async for chunk in await opened(remote, "one"):
+                    read[0] += chunk.choices[0].delta.content or "" if chunk.choices else ""
+            else:
+                read[0] = await answer_to(remote, "one")
+
+    ended = await ended_before(stage.hold("one"), ask())
+    return 0.3 * len(read[0]) - 0.4 * ended
+
+
+async def leave_a_reading_connection(remote: Any, stage: Stage) -> float:  # noqa: ANN401
+    return await leave_a_connection(remote, stage, stream=True)
+
+
+async def leave_running_at_a_limit(client: Any, stage: Stage) -> float:  # noqa: ANN401
+    """Make two calls at once in an episode that has room for one; the other one is refused."""
+    stage.hold("one")
+    first = asyncio.ensure_future(answer_to(client, "one"))  # noqa: TID251
+    await stage.holds["one"].reached.wait()
+    await asyncio.gather(first, answer_to(client, "two"))  # noqa: TID251
+    return 1.0
 
 
 def over_http(program: Callable[[Any, Stage], Any]) -> Program:
@@ -90,7 +152,9 @@ async def close_a_message(client: Client, stage: Stage) -> float:
         async with anthropic.AsyncAnthropic(
             base_url=given["ANTHROPIC_BASE_URL"], auth_token=door.key, max_retries=0
         ) as remote:
-            stream = await remote.messages.create(model="m", max_tokens=8, messages=[asked("one")], stream=True)
+            stream = await remote.messages.create(
+                model="m", max_tokens=8, messages=[{"role": "user", "content": "one"}], stream=True
+            )
             return await leave_over_http(
                 stream, stage, lambda event: event.delta.text if event.type == "content_block_delta" else ""
             )
@@ -120,6 +184,10 @@ ANYWHERE: list[Program] = [
 ]
 ON_ASYNCIO: list[Program] = [
     cancel_natively,
+    leave_running,
+    leave_a_reader,
+    over_http(leave_a_connection),
+    over_http(leave_a_reading_connection),
     over_http(close_a_chat),
     over_http(close_a_response),
     close_a_message,
@@ -138,6 +206,30 @@ async def test_what_an_agent_gives_up_teaches_the_policy_gradient(program: Progr
 @pytest.mark.parametrize("program", ON_ASYNCIO)
 async def test_it_does_so_over_http_and_where_asyncio_cancels(program: Program, renderer: Renderer) -> None:
     await check_gradient(program, renderer)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("sampled", [0, 2])
+@pytest.mark.parametrize("program", [leave_running, leave_running_at_a_limit])
+async def test_a_call_that_the_workflow_leaves_running_is_ended_and_has_not_failed(
+    program: Program, sampled: int, renderer: Renderer
+) -> None:
+    hold = Hold(at=sampled)
+    stage = Stage({"one": hold})
+    server = make_server(renderer, lambda call: ScriptedReply(output="good", holds=(hold,)))
+    with anyio.fail_after(PATIENCE_S):
+        trajectory = await run_policy_episode(
+            workflow_of(lambda task, client: program(client, stage)),
+            TASK,
+            backend=server,
+            renderer=renderer,
+            rollout=RolloutConfig(episode_timeout_s=PATIENCE_S, max_turns=1),
+            sampling=SAMPLING,
+        )
+    ended = StopReason.COMPLETED if program is leave_running else StopReason.TURN_LIMIT
+    assert (trajectory.failure, trajectory.stop_reason) == (None, ended)
+    assert [len(turn.output_ids) for turn in trajectory.turns] == [sampled] * (sampled > 0)
+    assert len(server.aborted) == 1
 
 
 async def test_a_call_that_is_given_up_is_a_turn_of_what_was_sampled(renderer: Renderer) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.client import Client, PolicyBackend, seeds
-from agentrl.client.seeds import call_seed
+from agentrl.client import Client, PolicyBackend, arguments
+from agentrl.client.arguments import call_seed
 from agentrl.inference.backend import Generation
 from agentrl.tokens.renderer import Renderer
 from tests.rollout.impatient_agents import (
@@ -114,5 +114,5 @@ def noise_of_every_other_call(run_seed: int, episode_id: str, call: int) -> int:
 def test_the_same_noise_again_teaches_something_else(
     program: Program, mutant: Callable[[int, str, int], int], renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seeds, "call_seed", mutant)
+    monkeypatch.setattr(arguments, "call_seed", mutant)
     assert error_of(program, renderer, seed=5) > 1e-4

@@ -258,11 +258,45 @@ def test_a_template_for_tools_alone_renders_requests_without_them(tmp_path: Path
     assert renderer.start(renderer.plain([user("x")]), None).ids
 
 
+def test_a_template_that_needs_descriptions_takes_tools_without_them(tmp_path: Path) -> None:
+    needs = "{% for t in tools or [] %}{{ '' + t.function.description }}{% endfor %}"
+    needs += "{% for t in tools or [] %}{% for p in t.function.parameters.properties.values() %}{{ '' + p.description }}"
+    renderer = Renderer.load(write_model(tmp_path, needs + "{% endfor %}{% endfor %}" + source_of("hermes")))
+    assert renderer.start(renderer.plain([user("x")]), [SCHEMA]).ids
+
+
+def test_a_template_that_writes_two_ends_is_trained_on_the_first(tmp_path: Path) -> None:
+    source = WITHOUT_TOOLS.replace(
+        "'<|im_end|>\n' }}", "'<|im_end|>\n' + ('<|endoftext|>' if m.role == 'assistant' else '') }}"
+    )
+    folder = write_model(tmp_path, source)
+    added = {each["content"]: each["id"] for each in json.loads((folder / "tokenizer.json").read_text())["added_tokens"]}
+    ends = [added["<|endoftext|>"], added["<|im_end|>"]]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    renderer = Renderer.load(folder)
+    encoded = renderer.encode_conversation([user("x"), assistant("Hello.")])
+    assert renderer.decode(encoded.token_ids[encoded.assistant_mask], skip_special=False) == "Hello.<|im_end|>"
+
+
 def test_a_template_that_refuses_the_tools_that_are_tried_is_read_in_no_form(tmp_path: Path) -> None:
     source = "{% if 'try_out' in tools | string %}{{ raise_exception('no') }}{% endif %}" + source_of("hermes")
     renderer = Renderer.load(write_model(tmp_path, source))
     with pytest.raises(TokenError, match=r"its chat template writes nothing \(.*: no\)"):
         renderer.check_tools()
+
+
+@pytest.mark.parametrize(("name", "tags"), [("mistral_v11", ("[THINK]", "[/THINK]")), ("seed_oss", ("<think>", "</think>"))])
+def test_reasoning_between_the_tags_of_the_maker_or_the_usual_ones_is_taken_off(
+    name: str, tags: tuple[str, str], renderer_for: Callable[[str], Renderer]
+) -> None:
+    renderer = renderer_for(name)
+    text = "hm".join(tags) + "\n\nFour."
+    parsed = renderer.parse(renderer.encode_content(text), tools=None)
+    assert (parsed.reasoning, parsed.content, parsed.malformed) == ("hm", "Four.", False)
+    splitter = DeltaSplitter(renderer.tool_format, tools=False, stops=(), thinking_open=False)
+    deltas = [splitter.push(letter) for letter in text]
+    assert ("".join(each.reasoning for each in deltas), "".join(each.content for each in deltas)) == ("hm", "Four.")
+    assert renderer.parse(renderer.encode_content(tags[0] + "hm"), tools=None).malformed
 
 
 def test_cohere_and_functionary_mark_the_answer_and_the_reasoning(renderer_for: Callable[[str], Renderer]) -> None:

@@ -108,6 +108,7 @@ assert send(url, {"reward": 0.1, "response_id": ask()["id"]})[0] == 200
         ({"result": "reward.json", "grader": UNPAID["grader"]}, "both set the final reward"),
         ({"rewards": "some"}, "rewards"),
         ({"rewards": "all", "command": ["true", "{door.reward_url}"]}, "in sight"),
+        ({"env": {"PAY": "{door.reward_url}"}}, "workflow.env"),
     ],
 )
 def test_two_sources_of_the_final_reward_are_refused_before_anything_starts(settings: dict[str, Any], message: str) -> None:

@@ -273,6 +273,10 @@ def _check_sources(settings: CommandSettings) -> None:
         raise ConfigError("workflow.result and workflow.grader both set the final reward; drop one of them")
     if any("{door.reward_url}" in word for word in settings.command):
         raise ConfigError("workflow.command: {door.reward_url} would be in sight of all programs; it is $AGENTRL_REWARD_URL")
+    if settings.rewards == "none" and any("{door.reward_url}" in value for value in settings.env.values()):
+        raise ConfigError(
+            "workflow.env: {door.reward_url} is given to a program by `workflow.rewards: turns` or `all` alone"
+        )
 
 
 def _filled(text: str, task: Task, door: Door | None) -> str:

@@ -47,9 +47,10 @@ PASSED_METRIC: Final = "gateway.passed_on."
 IGNORED_METRIC: Final = "gateway.ignored."
 """The metric `gateway.ignored.FIELD`: requests with a field that has no effect."""
 MAX_ROLES: Final = 64
-"""Names of roles that the clients of a process make up; turns of further ones have the role `OTHER_ROLE`."""
+"""Names of roles that the clients of a process make up, and of players; turns of further ones have those of `OTHER_ROLE`."""
 OTHER_ROLE: Final = "other_role"
-_roles: RunVar[set[str]] = RunVar("agentrl_role_names")
+OTHER_PLAYER: Final = "other_player"
+_made_up: RunVar[dict[str, set[str]]] = RunVar("agentrl_made_up_names")
 _NOT_OF_THE_CALL: Final = frozenset({"stream", "stream_options"})
 """Fields that a client may change when it repeats a request."""
 
@@ -163,8 +164,8 @@ class EpisodeSession:
         other = self._other if is_side else None
         branch = self._branch_of(role, requester.agent or caller.agent)
         speaker = Speaker(
-            role=known_role(role, self._declared),
-            player=requester.player or own.player,
+            role=_known_name(role, self._declared, OTHER_ROLE),
+            player=_known_name(requester.player or own.player, (own.player,), OTHER_PLAYER),
             branch=branch,
             dialect=dialect.name,
             client=caller.client,
@@ -267,18 +268,19 @@ class EpisodeSession:
         metrics[name] = metrics.get(name, 0.0) + 1.0
 
 
-def known_role(role: str, declared: Collection[str]) -> str:
-    """Return the role that a turn records: metrics have a key for each, so names that clients make up are bounded."""
-    if not role or role in declared:
-        return role
+def _known_name(name: str, declared: Collection[str], other: str) -> str:
+    """Return the name that a turn records: metrics have a key for each, so names that clients make up are bounded."""
+    if not name or name in declared:
+        return name
     try:
-        known = _roles.get()
+        made_up = _made_up.get()
     except LookupError:
-        _roles.set(known := set())
-    if role not in known and len(known) >= MAX_ROLES:
-        return OTHER_ROLE
-    known.add(role)
-    return role
+        _made_up.set(made_up := {})
+    known = made_up.setdefault(other, set())
+    if name not in known and len(known) >= MAX_ROLES:
+        return other
+    known.add(name)
+    return name
 
 
 def _identity(dialect: Dialect, call: DialectCall, requester: Requester) -> bytes:

@@ -9,6 +9,7 @@ from agentrl.tokens.formats.sections import SectionGrammar
 from agentrl.tokens.parse import ToolFormat, json_calls, read_blocks
 
 _OPENING = "[TOOL_CALLS]"
+_THINKING = "[THINK]", "[/THINK]"
 _V11 = SectionGrammar(
     opening=_OPENING,
     closing="",
@@ -20,5 +21,6 @@ MISTRAL = ToolFormat(
     name="mistral",
     openings=(_OPENING,),
     read=partial(read_blocks, opening=_OPENING, closing="", decode=json_calls),
+    thinking=_THINKING,
 )
-MISTRAL_V11 = ToolFormat(name="mistral_v11", openings=(_OPENING,), read=_V11.read)
+MISTRAL_V11 = ToolFormat(name="mistral_v11", openings=(_OPENING,), read=_V11.read, thinking=_THINKING)

@@ -17,4 +17,9 @@ _TAGS = TagGrammar(
     close="</parameter>",
 )
 
-SEED_OSS = ToolFormat(name="seed_oss", openings=("<seed:tool_call>",), read=_TAGS.read)
+SEED_OSS = ToolFormat(
+    name="seed_oss",
+    openings=("<seed:tool_call>",),
+    read=_TAGS.read,
+    thinking=("<seed:think>", "</seed:think>"),
+)

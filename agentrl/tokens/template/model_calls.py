@@ -24,7 +24,7 @@ WITHOUT_TOOLS = (
 
 
 WITHOUT_CALLS = (
-    "leaves tool calls out, and its prompt names none of the known forms; set `sampling.tool_format` to the form in which the "
+    "leaves tool calls out, and its prompt names no known form; set `sampling.tool_format` to the form in which the "
     f"model writes calls, one of {', '.join(name for name, form in TOOL_FORMATS.items() if form.write)}, which are written "
     "as text of its messages"
 )

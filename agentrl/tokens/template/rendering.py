@@ -255,6 +255,11 @@ class ChatTemplate:
             if tools is None:  # a template for tools alone, which loops over them
                 return self.render(messages, [], generation_prompt=generation_prompt)
             raise TokenError(f"the chat template broke on {_roles(messages)}: TypeError: {error}") from error
+        except jinja2.UndefinedError as error:
+            described = _with_descriptions(tools) if tools and "'description'" in str(error) else None
+            if described and described != tools:
+                return self.render(messages, described, generation_prompt=generation_prompt)
+            raise TokenError(f"the chat template refused {_roles(messages)}: {error}") from error
         except jinja2.TemplateError as error:
             raise TokenError(f"the chat template refused {_roles(messages)}: {error}") from error
         except Exception as error:
@@ -283,6 +288,22 @@ def _given(value: Any) -> Any:  # noqa: ANN401 - plain JSON values
     if isinstance(value, Mapping):
         return _GivenDict({key: _given(item) for key, item in cast("Mapping[str, object]", value).items()})
     return _GivenList(map(_given, cast("list[object]", value))) if isinstance(value, (list, tuple)) else value
+
+
+def _with_descriptions(tools: ToolSchemas) -> ToolSchemas:
+    """Return tools in which every function and argument has a description, for templates that need one."""
+    described: list[Mapping[str, Any]] = []
+    for tool in tools:
+        function: dict[str, Any] = {"description": "", **tool.get("function", {})}
+        parameters: Mapping[str, Any] = function.get("parameters") or {}
+        properties = {
+            name: {"description": "", **schema} if isinstance(schema, Mapping) else schema
+            for name, schema in parameters.get("properties", {}).items()
+        }
+        if properties:
+            function["parameters"] = {**parameters, "properties": properties}
+        described.append({**tool, "function": function})
+    return described
 
 
 _Change = Callable[[str, bool], str]

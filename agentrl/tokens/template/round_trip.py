@@ -199,15 +199,21 @@ class RoundTrip:
         except TokenError:
             whole, nonce = self._template.render([QUESTION, message], _TOOLS, generation_prompt=False)
             text = _cut(self._after_prompt(whole), self._ends)
-        while any(text.rstrip().endswith(end) for end in self._ends):  # some write two
-            for end in self._ends:
-                text = text.rstrip().removesuffix(end) if text.rstrip().endswith(end) else text
+        for end in self._ends:
+            text = text.removesuffix(end)
         return restored(text, nonce) if nonce else text
 
 
 def _cut(text: str, ends: Sequence[str]) -> str:
+    """Return a text up to its last end; where a template writes two in a row, up to the first of them."""
     found = [at + len(end) for end in ends if (at := text.rfind(end)) >= 0]
-    return text[: max(found)] if found else text
+    text = text[: max(found)] if found else text
+    while True:
+        last = next((end for end in ends if text.endswith(end)), "")
+        before = text.removesuffix(last).rstrip()
+        if not last or not before.endswith(tuple(ends)):
+            return text
+        text = before
 
 
 def _call_message(form: ToolFormat | None, calls: _Calls, style: CallStyle) -> PlainMessage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import pytest
@@ -93,6 +94,20 @@ async def test_a_full_layer_is_taken_over_in_little_memory(engine: Engine) -> No
             )
         async with bench.run() as container:
             assert (await container.shell("cat /app/1 /app/2 /app/3 | md5sum | diff - /app/sum")).is_success
+
+
+async def test_a_container_that_fills_its_memory_leaves_no_file_where_the_run_was_started(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    limits = LIMITS.model_copy(update={"memory_mb": 64})
+    async with opened(engine) as containers, containers.workbench(limits=limits) as bench:
+        async with bench.run() as container:
+            filling = await container.execute(["python3", "-c", "x = [bytearray(1 << 20) for _ in range(1000)]"])
+            assert not filling.is_success
+            await container.execute(["/bin/sh", "-c", "mkdir /app; echo 1 > /app/after"])
+        assert await bench.read("/app/after") == b"1\n"
+    assert [entry async for entry in anyio.Path(tmp_path).iterdir()] == []
 
 
 async def test_a_run_that_deletes_or_closes_what_others_own_is_no_fault(engine: Engine) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import pytest
@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.containers import Containers
 from agentrl.sandbox.containers.config import open_chosen_containers, read_containers_config
 from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
-from tests.support.container_engines import IMAGE, Engine
+from tests.support.container_engines import IMAGE, Engine, gvisor
 from tests.support.echo import ASK, echo
 
 pytestmark = [pytest.mark.processes, pytest.mark.external, pytest.mark.timeout(600)]
@@ -95,6 +95,20 @@ async def test_a_full_layer_is_taken_over_in_little_memory(engine: Engine) -> No
             assert (await container.shell("cat /app/1 /app/2 /app/3 | md5sum | diff - /app/sum")).is_success
 
 
+async def test_a_container_that_fills_its_memory_leaves_no_file_where_the_run_was_started(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    limits = LIMITS.model_copy(update={"memory_mb": 64})
+    async with opened(engine) as containers, containers.workbench(limits=limits) as bench:
+        async with bench.run() as container:
+            filling = await container.execute(["python3", "-c", "x = [bytearray(1 << 20) for _ in range(1000)]"])
+            assert not filling.is_success
+            await container.execute(["/bin/sh", "-c", "mkdir /app; echo 1 > /app/after"])
+        assert await bench.read("/app/after") == b"1\n"
+    assert [entry async for entry in anyio.Path(tmp_path).iterdir()] == []
+
+
 async def test_a_run_that_deletes_or_closes_what_others_own_is_no_fault(engine: Engine) -> None:
     hostile = (
         "rm -rf --no-preserve-root /",
@@ -133,9 +147,7 @@ async def test_a_runtime_that_the_machine_lacks_is_refused_at_the_start(engine: 
 
 
 async def test_containers_of_gvisor_do_what_others_do(docker_engine: Engine) -> None:
-    if not os.access("/usr/bin/runsc", os.X_OK):
-        pytest.skip("there is no /usr/bin/runsc")
-    async with opened(docker_engine, runtime="runsc") as containers, containers.workbench() as bench:
+    async with opened(docker_engine, runtime=gvisor()) as containers, containers.workbench() as bench:
         await bench.add({"/app/x": b"1"})
         async with bench.run(directory="/app") as container:
             assert "gVisor" in (await container.shell("dmesg")).text

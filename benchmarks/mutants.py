@@ -1,6 +1,6 @@
 """Which tests see a broken line: the mutants of benchmarks/mutants.toml, one at a time in a copy of the repository.
 
-    python -m benchmarks.mutants                   (about fifteen minutes; --jobs 2: two mutants at a time)
+    python -m benchmarks.mutants                   (about an hour, the first time; --jobs 2: two mutants at a time)
     python -m benchmarks.mutants --only NAME ...   some of them
 
 A mutant is a file, an exact text in it, what takes its place, and the tests near it. They run until one fails. A mutant

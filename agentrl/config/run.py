@@ -26,7 +26,7 @@ from agentrl.config.names import local_model
 from agentrl.config.route import Route, idle_fields, route_of, route_problems
 from agentrl.config.yaml import NOT_YAML, load_yaml, overridden
 from agentrl.data.config import TasksConfig
-from agentrl.engine.config import LOGPROB_TOLERANCE, PROBE_TOLERANCE, EngineConfig
+from agentrl.engine.config import MIN_BFLOAT16_PROBE, ComputeType, EngineConfig
 from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig
 from agentrl.processes.config import ClusterConfig
@@ -127,15 +127,9 @@ class RunConfig(Config):
         return self.algorithm.max_staleness if self.resolved_inference.pause_mode == "pinned" else 0
 
     @property
-    def resolved_engine(self) -> EngineConfig:
-        """`engine`, with the defaults that depend on other sections filled in."""
-        coarse = "bfloat16" in (self.trainer.dtype, self.resolved_inference.dtype)
-        dtype = "bfloat16" if coarse else "float32"
-        tolerances = {
-            "probe_tolerance": self.engine.probe_tolerance or PROBE_TOLERANCE[dtype],
-            "logprob_tolerance": self.engine.logprob_tolerance or LOGPROB_TOLERANCE[dtype],
-        }
-        return self.engine.model_copy(update=tolerances)
+    def compute_type(self) -> ComputeType:
+        """The coarser one of the types in which servers and trainer compute."""
+        return "bfloat16" if "bfloat16" in (self.trainer.dtype, self.resolved_inference.dtype) else "float32"
 
     def to_yaml(self) -> str:
         """Return the run file of this run: the fields that were given, without the defaults."""
@@ -243,8 +237,8 @@ def _training_problems(config: RunConfig) -> list[str]:
                 f"engine.stall_timeout_s: {stall_s:g} s is not more than the {limit_s:g} s {what} may take ({field}), so a "
                 "slow one would look like a stall; raise it"
             )
-    asked, least = config.engine.probe_tolerance, PROBE_TOLERANCE["bfloat16"] / 5
-    if asked is not None and asked < least and "bfloat16" in (trainer.dtype, config.resolved_inference.dtype):
+    asked, least = config.engine.probe_tolerance, MIN_BFLOAT16_PROBE
+    if asked is not None and asked < least and config.compute_type == "bfloat16":
         problems.append(
             f"engine.probe_tolerance: log-probs computed in bfloat16 differ by {least:g} nats and more, which {asked:g} "
             "would call a failed update; raise or remove it, or set trainer.dtype and inference.dtype: float32"

@@ -17,7 +17,7 @@ from agentrl.client.config import SamplingConfig
 from agentrl.data.digest import TaskDigest, check_unique
 from agentrl.data.draw import DrawState
 from agentrl.data.load import TrainingTasks
-from agentrl.engine.config import INTERRUPT_S, EngineConfig
+from agentrl.engine.config import INTERRUPT_S, ComputeType, EngineConfig
 from agentrl.engine.sources import GroupSource
 from agentrl.errors import ConfigError, TrainError
 from agentrl.inference.backend import Inference
@@ -153,6 +153,8 @@ class EngineParts:
     """Of the task order and of the model calls."""
     send_dtype: str | None = None
     """Type in which weights are sent from the trainer's memory; None: through files."""
+    compute_type: ComputeType = "float32"
+    """By which the defaults of the probe and of the spot checks go."""
     resume: RunState = NEW_RUN
     """The state that an earlier process saved with the checkpoint of `trainer`."""
     interrupt_s: float = INTERRUPT_S

@@ -21,19 +21,34 @@ import anyio.to_thread
 import numpy as np
 from anyio.abc import TaskGroup
 
-from agentrl.engine.config import PROBE_TOLERANCE, EngineConfig
+from agentrl.engine.config import ComputeType, EngineConfig
 from agentrl.engine.journal import LoopState
 from agentrl.engine.report import PublishReport, SyncCost
 from agentrl.errors import AgentRLError, WeightSyncError
 from agentrl.folders import make_private
 from agentrl.inference.backend import Inference, Probe, UpdateReport, WeightSource
+from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.base import SaveReport, Trainer
 from agentrl.weights.disk import WEIGHTS_FILE, prune
 from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.types import WeightFeed
 
-PROBE_TEXT = "The quick brown fox jumps over the lazy dog. 0 1 2 3 4 5 6 7 8 9 + - * ( ) = ?"
-"""The default probe, encoded with the run's tokenizer."""
+PROBE_TEXT = """The quick brown fox jumps over the lazy dog. 0 1 2 3 4 5 6 7 8 9 + - * ( ) = ?
+Water boils at 100 degrees at sea level, and at less on a mountain: the air is thinner there, so steam leaves sooner. A \
+train that leaves at 9:40 and travels 180 km at 60 km/h arrives at 12:40. def area(width, height): return width * height
+{"name": "search", "arguments": {"query": "opening hours of the museum", "limit": 5}}
+She opened the letter, read it twice, and put it back into the drawer. "Nobody must know," she said. If x + 7 = 19, then \
+x = 12, because 19 - 7 = 12. The three largest oceans are the Pacific, the Atlantic and the Indian Ocean.
+"""
+"""The probe, encoded with the run's tokenizer: of several kinds, and long enough for a mean and a high quantile."""
+PROBE_TOKENS = 256
+"""Most tokens of the probe."""
+
+
+def probe_ids(renderer: Renderer) -> list[int]:
+    """Return the tokens of the probe: as many as fit into half of the context."""
+    limit = PROBE_TOKENS if renderer.max_context is None else min(PROBE_TOKENS, max(2, renderer.max_context // 2))
+    return renderer.encode_content(PROBE_TEXT)[:limit]
 
 
 class HeldVersion(NamedTuple):
@@ -65,6 +80,7 @@ class WeightPublisher:
         config: EngineConfig,
         probe_ids: Sequence[int],
         send_dtype: str | None = None,
+        compute_type: ComputeType = "float32",
     ) -> None:
         """Publish files, or send from the trainer's memory in `send_dtype`; `probe_ids` are at least two."""
         self._send_dtype = send_dtype
@@ -75,7 +91,7 @@ class WeightPublisher:
         self._keep_published = config.keep_published
         self._keep_checkpoints = config.keep_checkpoints
         self._probe_ids = np.asarray(probe_ids, np.int32)
-        self._tolerance = config.probe_tolerance or PROBE_TOLERANCE["float32"]
+        self._tolerance = config.probe_bounds(compute_type)
 
     async def hold(self, version: int) -> HeldVersion:
         """Hold the trainer's weights as `version`, for `send`."""

@@ -14,7 +14,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -30,13 +29,13 @@ from agentrl.data.digest import TaskDigest
 from agentrl.data.draw import TaskDraw
 from agentrl.engine.alarms import Alarms
 from agentrl.engine.batch import PreparedBatch, prepare_batch
-from agentrl.engine.config import LOGPROB_TOLERANCE, MAX_SKIPPED_CHECKS
+from agentrl.engine.config import MAX_SKIPPED_CHECKS
 from agentrl.engine.estimates import verified_groups
 from agentrl.engine.evaluate import EvaluationQueue
 from agentrl.engine.inflight import FinishedCall, FinishedCalls
 from agentrl.engine.journal import LoopState
 from agentrl.engine.parts import EngineParts, RunState
-from agentrl.engine.publishing import PROBE_TEXT, Publications, WeightPublisher
+from agentrl.engine.publishing import Publications, WeightPublisher, probe_ids
 from agentrl.engine.skipped import SkippedSteps
 from agentrl.errors import (
     AgentRLError,
@@ -73,8 +72,8 @@ class SpotCheck:
     """A step checks one call for this many of its episodes, and at least one of each server."""
     ASKED_TOKENS = 16
     """Output tokens of a call made for a check, to a server that has finished none under the present version."""
-    ASK_TIMEOUT_S = 10.0
-    """Seconds that such a call may take."""
+    ASK_TIMEOUT_S = 60.0
+    """Seconds that such a call may take, behind those that wait at a busy server."""
     WARN_AFTER = 5
     """Number of steps in a row without a check of a server after which the trainer warns."""
 
@@ -82,9 +81,11 @@ class SpotCheck:
         self._trainer, self._calls, self._engine = parts.trainer, calls, parts.engine
         self.servers = parts.inference if isinstance(parts.inference, ServerSet) else None
         """The servers that can be asked and taken out; None: there is only one."""
-        self._tolerance = parts.engine.logprob_tolerance or LOGPROB_TOLERANCE["float32"]
+        self._tolerance = parts.engine.spot_bounds(parts.compute_type)
         self._episodes_per_step = parts.algorithm.groups_per_step * parts.algorithm.group_size
         self._unchecked: Counter[str] = Counter()
+        self._reasons: dict[str, str] = {}
+        """Why no call of a server was compared, by its name."""
         self._skipped = 0
 
     def skip(self) -> Mapping[str, float] | None:
@@ -131,14 +132,24 @@ class SpotCheck:
 
     async def _ask(self, server: str, version: int, found: list[FinishedCall]) -> None:
         """Have a server answer the beginning of the run's last request, and add the call to `found`."""
+        self._reasons[server] = "it finished no call at a temperature above 0"
         example = self._calls.example
         if example is None or self.servers is None:
             return
         sampling = replace(example.sampling, max_new_tokens=min(self.ASKED_TOKENS, example.sampling.max_new_tokens), stop=())
         request = replace(example, request_id=uuid4().hex, episode_id=f"spot check of {server}", sampling=sampling)
-        with anyio.move_on_after(self.ASK_TIMEOUT_S), suppress(ServerError):  # the pool's health check deals with the server
-            self._calls.add(request, await self.servers.sample(server, request), None)
-            found += self._calls.of_version(server, version)[:1]
+        with anyio.move_on_after(self.ASK_TIMEOUT_S) as waited:
+            try:
+                self._calls.add(request, await self.servers.sample(server, request), None)
+            except ServerError as error:  # the pool's health check deals with the server
+                self._reasons[server] = f"the call that the trainer made for a check failed: {error}"
+            else:
+                found += self._calls.of_version(server, version)[:1]
+        if waited.cancelled_caught:
+            self._reasons[server] = (
+                f"it finished no call of the present version, nor one that the trainer made for a check, in "
+                f"{self.ASK_TIMEOUT_S:g} s: it is busy"
+            )
 
     async def _differences(self, version: int, chosen: Mapping[str, Sequence[FinishedCall]]) -> dict[str, Float32Array]:
         """Return, for each server with calls, |log-prob of the server - the trainer's| of their tokens, nats."""
@@ -157,17 +168,12 @@ class SpotCheck:
 
     def _verdict(self, server: str, version: int, found: Float32Array) -> str | None:
         """Return the reason why the server's log-probs are wrong; None: they are right."""
-        mean, largest, each = float(found.mean()), float(found.max()), self._engine.max_logprob_difference
-        # Rounding of single tokens averages out: the fewer tokens, the more of it is left.
-        bound = self._tolerance * (1 + 4 / math.sqrt(len(found)))
-        over = None if each is None or largest <= each else f"engine.max_logprob_difference = {each:g}"
-        if not mean <= bound:
-            over = f"{bound:.3g} (engine.logprob_tolerance = {self._tolerance:g}, for {len(found)} tokens)"
-        if over is None:
+        excess = self._tolerance.excess(found)
+        if excess is None:
             return None
         return (
             f"{server or 'the server'}: log-probs of {len(found)} tokens that it sampled with version {version} differ from "
-            f"the trainer's by {mean:.3g} nats on average and {largest:.3g} at most, over {over}"
+            f"the trainer's by {excess}; see engine.logprob_tolerance and engine.max_logprob_difference"
         )
 
     def _count_unchecked(self, serving: Sequence[str], checked: Mapping[str, Float32Array]) -> int:
@@ -176,10 +182,10 @@ class SpotCheck:
         for server in missed:
             if self._unchecked[server] == self.WARN_AFTER:
                 logger.warning(
-                    "%s: its log-probs have not been compared with the trainer's for %d steps, because it finished no call "
-                    "at a temperature above 0",
+                    "%s: its log-probs have not been compared with the trainer's for %d steps: %s",
                     server or "the server",
                     self.WARN_AFTER,
+                    self._reasons.get(server, "it finished no call at a temperature above 0"),
                 )
         return len(missed)
 
@@ -217,8 +223,9 @@ class TrainLoop:
             inference=parts.inference,
             run_dir=parts.run_dir,
             config=parts.engine,
-            probe_ids=parts.renderer.encode_content(PROBE_TEXT),
+            probe_ids=probe_ids(parts.renderer),
             send_dtype=parts.send_dtype,
+            compute_type=parts.compute_type,
         )
         self._publications = Publications(self._weights, state)
         self._spot_check = SpotCheck(parts, state.backend.finished)

@@ -101,7 +101,7 @@ class TrainedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """What a step trained of one turn."""
 
     advantage: float | None
-    """The advantage of its first trained token, which others share unless the critic tells them apart; null where none was."""
+    """The advantage of its first trained token, which all share unless a critic parts them; null where none was trained."""
     proximal_logprobs: list[float | None] | None
     """Log-prob of each sampled id under the weights before the step, nats; null for tokens, and turns, that the trainer did
     not compute: those out of the loss, and those of a branch whose advantages are all 0."""

@@ -6,6 +6,7 @@ every id; an implementation that gets anything else raises `ReplyError`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -250,6 +251,34 @@ class UpdateReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobTolerance:
+    """How far log-probs of a server may be from the trainer's, nats; None: anything is allowed.
+
+    Rounding of single tokens averages out: for n tokens `mean` and `tail` allow 1 + 4 / sqrt(n) times as much.
+    """
+
+    largest: float | None = None
+    """Of each token."""
+    mean: float | None = None
+    tail: float | None = None
+    """Of all tokens but one in a hundred."""
+
+    def excess(self, differences: Float32Array) -> str | None:
+        """Return which bound the absolute differences, `[n] float32`, exceed, and by how much; None: they keep all."""
+        scale = 1 + 4 / math.sqrt(max(1, len(differences)))
+        found = (
+            ("at most", self.largest, 1.0, float(differences.max(initial=0))),
+            ("on average", self.mean, scale, float(differences.mean()) if len(differences) else 0.0),
+            ("at the 99th percentile", self.tail, scale, float(np.quantile(differences, 0.99)) if len(differences) else 0.0),
+        )
+        for where, bound, factor, value in found:
+            if bound is not None and not value <= bound * factor:  # nan, too
+                for_tokens = f" (tolerance {bound:g}, for {len(differences)} tokens)" if factor != 1 else ""
+                return f"{value:.3g} nats {where}, over {bound * factor:.3g}{for_tokens}"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """A fixed token sequence with the trainer's own log-probs under the weights being published."""
 
@@ -257,8 +286,7 @@ class Probe:
     """[L] int32, L >= 2."""
     logprobs: Float32Array
     """[L-1] float32, nats: entry t is the log-prob of token t+1 given tokens 0..t, temperature 1."""
-    tolerance: float = field(default=1e-3)
-    """Largest absolute difference allowed."""
+    tolerance: LogprobTolerance = LogprobTolerance(largest=1e-3)
 
 
 @runtime_checkable

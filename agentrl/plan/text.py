@@ -16,6 +16,7 @@ from agentrl.config.run import COMMAND_WORKFLOW
 from agentrl.data.config import SourceConfig, WeightedSource
 from agentrl.data.source import never_ends
 from agentrl.engine.config import INTERRUPT_S, MAX_SKIPPED_CHECKS
+from agentrl.inference.backend import LogprobTolerance
 from agentrl.inference.config import first_gpu, runs_on_cpu, tensor_parallel
 from agentrl.plan.basis import DEFAULT_GPU
 from agentrl.plan.memory import RunMemory, gib, longest_pass, owns_critic, running_requests, trained_parameters
@@ -349,15 +350,24 @@ def _updates(config: RunConfig, route: Route, memory: RunMemory | None) -> str:
         way = f"the adapter alone{size}, under a name for each version, {way}"
     elif config.trainer.lora is not None:
         way = f"base and adapter merged, {way}"
-    engine = config.resolved_engine
+    engine = config.engine
     when, often = "", "before each step,"
     if engine.overlap_publication:
         when, often = "; the next batch is trained meanwhile", f"before each step, or every {MAX_SKIPPED_CHECKS + 1}th,"
     checks = (
-        f"checksum compared, probe within {engine.probe_tolerance:g} nats; {often} log-probs of every server "
-        f"recomputed, within {engine.logprob_tolerance:g} nats on average"
+        f"checksum compared, probe within {_bounds(engine.probe_bounds(config.compute_type))}; {often} log-probs of every "
+        f"server recomputed, within {_bounds(engine.spot_bounds(config.compute_type))}"
     )
     return f"{way}, {route.reason}{when}; {checks}; pause {mode} ({meaning})"
+
+
+def _bounds(tolerance: LogprobTolerance) -> str:
+    parts = [
+        *([] if tolerance.largest is None else [f"{tolerance.largest:g} nats"]),
+        *([] if tolerance.mean is None else [f"{tolerance.mean:g} nats on average"]),
+        *([] if tolerance.tail is None else [f"{tolerance.tail:g} nats at the 99th percentile"]),
+    ]
+    return " and ".join(parts)
 
 
 def _evaluation(config: RunConfig) -> str:

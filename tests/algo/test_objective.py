@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,10 +11,19 @@ from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.loss import MAXIMA, SUMS, LossMetrics, combine
-from agentrl.algo.loss_batch import LossBatch, LossTotals, Metric, Weights
-from agentrl.algo.losses.clipped import dual_clip, m2po
-from agentrl.algo.losses.loss_options import CispoOptions, DppoTvOptions, DualClipOptions, M2poOptions, VespoOptions
-from agentrl.algo.losses.weighted import LOWEST_LOG_WEIGHT, cispo, dppo_tv, vespo
+from agentrl.algo.loss_batch import LossBatch, LossTotals, Metric, TokenLoss, Weights
+from agentrl.algo.losses.clipped import dual_clip, gspo, m2po, ppo
+from agentrl.algo.losses.loss_options import (
+    CispoOptions,
+    DppoTvOptions,
+    DualClipOptions,
+    GspoOptions,
+    KimiOptions,
+    M2poOptions,
+    PpoOptions,
+    VespoOptions,
+)
+from agentrl.algo.losses.weighted import LOWEST_LOG_WEIGHT, cispo, dppo_tv, kimi, vespo
 from agentrl.algo.objective import Objective
 
 TURNS, SAMPLES = [0, 0, 0, 1, 2], [0, 0, 0, 0, 1]
@@ -131,6 +141,27 @@ def test_a_maximum_of_several_parts_is_the_largest_and_a_mean_adds_up() -> None:
     assert (found["by_slot.mine.peak"], found["by_slot.mine.average"]) == (5.0, 2.0)
 
 
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [
+        (ppo, PpoOptions(clip_low=0.1, clip_high=0.3)),
+        (gspo, GspoOptions(clip_low=0.1, clip_high=0.3)),
+        (dual_clip, DualClipOptions(clip_low=0.1, clip_high=0.3)),
+    ],
+)
+def test_tokens_count_as_clipped_where_the_loss_stops_their_gradient(
+    loss: Callable[[LossBatch, object], TokenLoss], options: object
+) -> None:
+    ratios, signs = [1.2, 1.4, 0.95, 0.8] * 2, [1.0] * 4 + [-1.0] * 4
+    batch = tokens(signs, current=[-1 + math.log(ratio) for ratio in ratios], turn=list(range(8)), sample=list(range(8)))
+    found = loss(batch, options)
+    found.loss.sum().backward()
+    assert batch.current_logprobs.grad is not None
+    assert found.clipped is not None
+    assert found.clipped.tolist() == [False, True, False, False, False, False, False, True]
+    assert found.clipped.tolist() == (batch.current_logprobs.grad == 0).tolist()
+
+
 def test_dual_clip_bounds_the_loss_of_negative_advantages_alone() -> None:
     far = tokens([-1.0, 1.0, -1.0], current=[1.0, 1.0, 0.0])  # ratios of e^2 and e
     found = dual_clip(far, DualClipOptions(floor=3.0))
@@ -140,11 +171,17 @@ def test_dual_clip_bounds_the_loss_of_negative_advantages_alone() -> None:
 
 
 def test_the_budget_of_m2po_is_that_of_tokens_which_moved_where_the_advantage_pushes() -> None:
-    batch = tokens([1.0, 1.0], current=[-0.5, -1.3], proximal=[-1.0, -1.0])
+    batch = tokens([1.0, 1.0, 1.0, 0.0], current=[-0.5, -1.3, -1.0, -0.2])  # up, down, not at all, and for nothing
     found = m2po(batch, M2poOptions(budget=0.04, least_low=0.01, least_high=0.01))
-    assert found.loss.tolist() == pytest.approx([-math.exp(0.2), -math.exp(-0.3)])
+    assert found.loss.tolist() == pytest.approx([-math.exp(0.2), -math.exp(-0.3), -1.0, 0.0])
     harmful = found.metrics["harmful"]
-    assert float(harmful.value / harmful.count) == 0.5
+    assert float(harmful.value / harmful.count) == 0.25
+
+
+def test_the_bound_of_m2po_leaves_what_smaller_moves_do_not_spend_to_the_larger_ones() -> None:
+    batch = tokens([1.0, 1.0], current=[-1 + math.sqrt(0.03), -0.5])
+    found = m2po(batch, M2poOptions(budget=0.04, least_low=0.01, least_high=0.01))
+    assert found.loss.tolist() == pytest.approx([-math.exp(math.sqrt(0.03)), -math.exp(math.sqrt(2 * 0.04 - 0.03))])
 
 
 def test_dppo_bounds_a_fall_and_a_rise_by_numbers_of_their_own() -> None:
@@ -165,13 +202,21 @@ def test_dppo_bounds_the_weight_of_a_token_that_stays() -> None:
 
 
 def test_cispo_cuts_the_ratio_from_above_and_keeps_the_gradient() -> None:
-    batch = tokens([1.0, -1.0, 1.0], current=[-0.5, -0.5, -2.0])  # ratios of e^0.5, e^0.5 and 1 / e
+    batch = tokens([1.0, -1.0, 1.0], current=[-0.5, -0.5, -1.1])  # ratios of e^0.5, e^0.5 and e^-0.1
     found = cispo(batch, CispoOptions(clip_high=0.25))
     found.loss.sum().backward()
     assert batch.current_logprobs.grad is not None
-    assert batch.current_logprobs.grad.tolist() == pytest.approx([-1.25, 1.25, -1 / math.e])
+    assert batch.current_logprobs.grad.tolist() == pytest.approx([-1.25, 1.25, -math.exp(-0.1)])
     cut = found.metrics["cut"]
     assert float(cut.value / cut.count) == pytest.approx(2 / 3)
+
+
+def test_kimi_pays_half_of_tau_for_the_squared_log_ratio_to_the_policy_that_sampled() -> None:
+    batch = tokens([1.0, 0.0], current=[-1.5, -1.0], proximal=[-7.0, -7.0], behavior=[-1.0, -4.0])
+    found = kimi(batch, KimiOptions(tau=0.4))
+    assert found.loss.tolist() == pytest.approx([1.5 + 0.2 * 0.25, 0.2 * 9])
+    square = found.metrics["square"]
+    assert float(square.value / square.count) == pytest.approx((0.25 + 9) / 2)
 
 
 def test_the_weight_of_a_segment_in_vespo_is_bounded() -> None:

@@ -22,7 +22,9 @@ from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
 from agentrl.config.base import Config
 from agentrl.config.describe import field_docstrings
 from agentrl.data.config import WeightedSource
+from agentrl.engine.config import LOGPROB_TOLERANCE, PROBE_TOLERANCE
 from agentrl.errors import ConfigError
+from agentrl.inference.backend import LogprobTolerance
 from agentrl.inference.config import InferenceConfig
 from agentrl.plan.text import resolved_yaml
 from agentrl.processes.config import SplitConfig
@@ -69,9 +71,9 @@ def test_a_password_in_a_server_url_is_refused_and_shown_nowhere(url: str) -> No
     assert "hunter2" not in str(direct.value)
 
 
-def test_there_are_at_most_147_fields_and_each_is_documented() -> None:
+def test_there_are_at_most_149_fields_and_each_is_documented() -> None:
     found = fields(RunConfig)
-    assert len(found) <= 147
+    assert len(found) <= 149
     assert [name for name, text in found.items() if not text] == []
 
 
@@ -361,23 +363,48 @@ def test_one_word_is_enough_for_a_list_of_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "dtype", "tolerance", "mean"),
+    ("change", "dtype", "probe", "spot"),
     [
-        ({}, "float32", 1e-3, 0.01),
-        ({"trainer": {"dtype": "bfloat16"}}, "bfloat16", 0.25, 0.2),
-        ({"inference": {"dtype": "bfloat16"}}, "bfloat16", 0.25, 0.2),
-        ({"trainer": {"dtype": "bfloat16"}, "inference": {"dtype": "float32"}}, "float32", 0.25, 0.2),
-        ({"trainer": {"dtype": "bfloat16"}, "engine": {"probe_tolerance": 0.1}}, "bfloat16", 0.1, 0.2),
-        ({"engine": {"logprob_tolerance": 0.5}}, "float32", 1e-3, 0.5),
+        ({}, "float32", PROBE_TOLERANCE["float32"], LOGPROB_TOLERANCE["float32"]),
+        (
+            {"trainer": {"dtype": "bfloat16"}},
+            "bfloat16",
+            LogprobTolerance(mean=0.08, tail=0.35),
+            LogprobTolerance(mean=0.08, tail=0.35),
+        ),
+        (
+            {"inference": {"dtype": "bfloat16"}},
+            "bfloat16",
+            LogprobTolerance(mean=0.08, tail=0.35),
+            LogprobTolerance(mean=0.08, tail=0.35),
+        ),
+        (
+            {"trainer": {"dtype": "bfloat16"}, "inference": {"dtype": "float32"}},
+            "float32",
+            LogprobTolerance(mean=0.08, tail=0.35),
+            LogprobTolerance(mean=0.08, tail=0.35),
+        ),
+        (
+            {"trainer": {"dtype": "bfloat16"}, "engine": {"probe_tolerance": 0.1}},
+            "bfloat16",
+            LogprobTolerance(largest=0.1),
+            LogprobTolerance(mean=0.08, tail=0.35),
+        ),
+        (
+            {"engine": {"logprob_tolerance": 0.5, "max_logprob_difference": 2}},
+            "float32",
+            PROBE_TOLERANCE["float32"],
+            LogprobTolerance(mean=0.5, largest=2),
+        ),
     ],
 )
 def test_servers_compute_as_the_trainer_and_the_checks_tolerate_what_that_costs(
-    change: dict[str, Any], dtype: str, tolerance: float, mean: float
+    change: dict[str, Any], dtype: str, probe: LogprobTolerance, spot: LogprobTolerance
 ) -> None:
     run = parse_config(GOOD | change)
     assert run.resolved_inference.dtype == dtype
-    assert run.resolved_engine.probe_tolerance == tolerance
-    assert run.resolved_engine.logprob_tolerance == mean
+    assert run.engine.probe_bounds(run.compute_type) == probe
+    assert run.engine.spot_bounds(run.compute_type) == spot
 
 
 @pytest.mark.parametrize("flags", [["trainer.lr", "1"], ["--trainer.lr"], ["--trainer.lr", "--seed"], ["--seed.deep", "1"]])

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from agentrl.errors import WeightSyncError
-from agentrl.inference.backend import Probe
+from agentrl.inference.backend import LogprobTolerance, Probe
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import SGLangServer
@@ -107,7 +107,7 @@ async def test_requests_in_flight_go_on_with_exactly_the_weights_that_were_sent(
         for flight in flights:
             await flight.reached(10)
         await api.pause("retract")  # the update does so, too, but it may be a while until then
-        probe = Probe(token_ids=np.array(PROMPT, np.int32), logprobs=expected, tolerance=1e-5)
+        probe = Probe(token_ids=np.array(PROMPT, np.int32), logprobs=expected, tolerance=LogprobTolerance(largest=1e-5))
         report = await pool.update_weights(WeightFeed(version=1, channel=trainer.channel), probe)
         assert report.updated == (server.url,)
         bodies = [await flight.final() for flight in flights]

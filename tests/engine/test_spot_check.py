@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import numpy as np
 import pytest
 
 from agentrl.client import Client, MessageLike
+from agentrl.engine.training import SpotCheck
 from agentrl.errors import InvariantError
 from agentrl.inference.backend import GenerateRequest, Generation
 from agentrl.inference.config import InferenceConfig
@@ -168,6 +170,28 @@ async def test_a_negative_divergence_stops_the_run(tmp_path: Path, renderer: Ren
         await run(make_engine(tmp_path, renderer, trainer=Measured()))
 
 
+async def test_a_call_for_a_check_that_ends_too_late_is_named_as_the_reason(
+    tmp_path: Path, renderer: Renderer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Queueing(Faulty):
+        async def generate(self, request: GenerateRequest) -> Generation:
+            if request.episode_id.startswith("spot check"):
+                await anyio.sleep_forever()
+            return await super().generate(request)
+
+    monkeypatch.setattr(SpotCheck, "ASK_TIMEOUT_S", 0.01)
+    [first], [eos] = servers_of(renderer, None), renderer.eos_ids
+    busy = Queueing(coin, vocab_size=renderer.vocab_size, encode=renderer.encode_content, eos_id=eos, url="scripted://busy")
+    async with pool_of(first, busy) as pool:
+        one_by_one = {"max_concurrent_episodes": 1}
+        report = await run(make_engine(tmp_path, renderer, inference=pool, steps=6, rollout=one_by_one))
+    assert report.unchecked_steps == 6
+    assert (
+        "scripted://busy: its log-probs have not been compared with the trainer's for 5 steps: it finished no call of"
+        in (caplog.text)
+    )
+
+
 async def test_servers_that_cannot_be_compared_are_a_warning_and_in_the_report(
     tmp_path: Path, renderer: Renderer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,4 +200,4 @@ async def test_servers_that_cannot_be_compared_are_a_warning_and_in_the_report(
         with caplog.at_level(logging.WARNING):
             report = await run(engine)
     assert report.unchecked_steps == 6
-    assert "scripted://0: its log-probs have not been compared with the trainer's for 5 steps" in caplog.text
+    assert "for 5 steps: it finished no call at a temperature above 0" in caplog.text

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.support.cli import status_here, write_run
 from tests.support.tiny import tiny_checkpoint
@@ -28,7 +29,7 @@ SGLANG = {
 external, sglang = pytest.mark.external, pytest.mark.sglang
 
 
-def cell(name: str, *parts: dict[str, Any], dp: int = 1, marks: Any = ()) -> Any:
+def cell(name: str, *parts: dict[str, Any], dp: int = 1, marks: pytest.MarkDecorator | tuple[()] = ()) -> ParameterSet:
     fields: dict[str, Any] = {"trainer.parallel.dp": dp}
     for part in parts:
         fields |= part
@@ -40,17 +41,17 @@ CELLS = [
     cell("adapter-disk", ADAPTER, BFLOAT16),
     cell("merged-group", MERGED, GROUP, BFLOAT16, dp=2),
     cell("full-disk-server", FULL, DISK, COARSE_SERVER, marks=external),
-    *[cell("full-disk", FULL, DISK, BFLOAT16, dp=2, marks=external)],
+    cell("full-disk", FULL, DISK, BFLOAT16, dp=2, marks=external),
     *[cell("full-group", FULL, GROUP, BFLOAT16, dp=dp, marks=external) for dp in (1, 2)],
     *[cell("merged-disk", MERGED, DISK, BFLOAT16, dp=dp, marks=external) for dp in (1, 2)],
-    *[cell("merged-group", MERGED, GROUP, BFLOAT16, marks=external)],
-    *[cell("adapter-disk", ADAPTER, BFLOAT16, dp=2, marks=external)],
-    *[cell("merged-disk-server", MERGED, DISK, COARSE_SERVER, marks=external)],
-    *[cell("adapter-disk-server", ADAPTER, COARSE_SERVER, marks=external)],
-    *[cell("full-group-server", FULL, GROUP, COARSE_SERVER, marks=external)],
-    *[cell("full-disk-trainer", FULL, DISK, COARSE_TRAINER, marks=external)],
-    *[cell("full-group-trainer", FULL, GROUP, COARSE_TRAINER, marks=external)],
-    *[cell("adapter-disk-trainer", ADAPTER, COARSE_TRAINER, marks=external)],
+    cell("merged-group", MERGED, GROUP, BFLOAT16, marks=external),
+    cell("adapter-disk", ADAPTER, BFLOAT16, dp=2, marks=external),
+    cell("merged-disk-server", MERGED, DISK, COARSE_SERVER, marks=external),
+    cell("adapter-disk-server", ADAPTER, COARSE_SERVER, marks=external),
+    cell("full-group-server", FULL, GROUP, COARSE_SERVER, marks=external),
+    cell("full-disk-trainer", FULL, DISK, COARSE_TRAINER, marks=external),
+    cell("full-group-trainer", FULL, GROUP, COARSE_TRAINER, marks=external),
+    cell("adapter-disk-trainer", ADAPTER, COARSE_TRAINER, marks=external),
 ]
 REAL = [
     *[cell("full-disk", FULL, DISK, BFLOAT16, dp=dp, marks=sglang) for dp in (1, 2)],
@@ -58,7 +59,7 @@ REAL = [
     *[cell("merged-disk", MERGED, DISK, BFLOAT16, dp=dp, marks=sglang) for dp in (1, 2)],
     *[cell("merged-group", MERGED, GROUP, BFLOAT16, dp=dp, marks=sglang) for dp in (1, 2)],
     *[cell("adapter-disk", ADAPTER, BFLOAT16, dp=dp, marks=sglang) for dp in (1, 2)],
-    *[cell("full-disk-server", FULL, DISK, COARSE_SERVER, marks=sglang)],
+    cell("full-disk-server", FULL, DISK, COARSE_SERVER, marks=sglang),
 ]
 
 
@@ -81,7 +82,7 @@ def train_and_audit(folder: Path, checkpoint: Path, inference: dict[str, Any], f
     published = [event for event in events if event["event"] == "published"]
     assert [event["version"] for event in published] == [1, 2, 3]
     assert len({event["trainer_digest"] for event in published}) == 3
-    assert [event["trained_tokens"] > 0 for event in events if event["event"] == "step"] == [True, True]
+    assert [event["loss_tokens"] > 0 for event in events if event["event"] == "step"] == [True, True]
 
 
 @pytest.mark.parametrize("fields", CELLS)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl.algo.companions import LR_FACTOR
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.prefixes import plan_passes
 from agentrl.errors import ConfigError
@@ -109,14 +110,17 @@ def test_a_warm_up_trains_the_critic_alone(checkpoint: Path) -> None:
     trainer = make_trainer(Ranks(), checkpoint, settings("own", warmup_steps=2))
     before = state_bytes(trainer)
     changed: list[tuple[bool, bool]] = []
+    rates: list[float] = []
     for number in range(3):
         report = trainer.step(with_targets(random_batch(version=number + 1, seed=number)))
         after = state_bytes(trainer)
         policy = any(after[name] != before[name] for name in trainer.model.parameters)
         changed.append((policy, after["critic.weight.head.weight"] != before["critic.weight.head.weight"]))
         assert report.skipped is None
+        rates.append(report.metrics["lr"])
         before = after
     assert changed == [(False, True), (False, True), (True, True)]
+    assert rates == [0.0, 0.0, 1e-3]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,8 +220,18 @@ async def test_the_values_of_a_worker_are_those_of_the_trainer_in_this_process(c
     assert found[0].any()
 
 
-def test_the_rate_of_a_critic_follows_the_schedule_of_the_policy(checkpoint: Path) -> None:
-    trainer = make_trainer(Ranks(), checkpoint, {**settings("head"), "warmup_steps": 10})
+@pytest.mark.parametrize(("given", "lr"), [({"lr": 3e-2}, 3e-2), ({"lr": None}, LR_FACTOR * 1e-3)])
+def test_the_rate_of_a_critic_follows_the_schedule_of_the_policy(checkpoint: Path, given: dict[str, Any], lr: float) -> None:
+    trainer = make_trainer(Ranks(), checkpoint, {**settings("head", **given), "warmup_steps": 10})
     trainer.step(with_targets(random_batch(version=1)))
     bias = trainer.optimizer_tensors()["critic.weight.head.bias"]
-    assert abs(float(bias)) == pytest.approx(1e-2 / 10, rel=1e-3), "AdamW moves by its rate in the first step"
+    assert abs(float(bias)) == pytest.approx(lr / 10, rel=1e-3), "AdamW moves by its rate in the first step"
+
+
+def test_the_gradient_of_a_critic_is_clipped_by_itself(checkpoint: Path) -> None:
+    trainer = make_trainer(Ranks(), checkpoint, {**settings("head"), "max_grad_norm": 1e-3, "betas": (0.75, 0.95)})
+    metrics = trainer.step(with_targets(random_batch(version=1))).metrics
+    assert metrics["by_slot.value.grad_norm"] > 1e-2
+    tensors = trainer.optimizer_tensors()
+    moments = torch.cat([tensors[f"critic.exp_avg.head.{name}"].flatten() for name in ("weight", "bias")])
+    assert float(moments.norm()) == pytest.approx(0.25 * 1e-3, rel=1e-3)

@@ -35,6 +35,10 @@ def plain(batch: LossBatch, options: Scale) -> TokenLoss:
     loss = -options.by * batch.advantages * batch.current_logprobs
     return TokenLoss(loss=loss, metrics={"up": mean(batch.advantages > 0)})
 
+def told(batch):
+    metrics = {name: mean(getattr(batch, name)) for name in ("role", "player", "group")}
+    return TokenLoss(loss=plain(batch, Scale()).loss, metrics=metrics)
+
 def no_number(batch):
     return TokenLoss(loss=batch.current_logprobs * float("nan"))
 
@@ -217,6 +221,32 @@ def test_several_passes_clip_around_the_weights_before_the_first(checkpoint: Pat
         sample = batch.samples[at].sample
         expected = full_logprobs(plain, sample)[torch.from_numpy(sample.loss_mask[1:])].detach().numpy()
         np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_schedule_counts_the_minibatches_of_each_pass_and_ends_with_the_last_one(checkpoint: Path) -> None:
+    trainer = trainer_of(checkpoint, {}, epochs=3, minibatches=2, schedule="linear")  # of 10 batches, so 60 steps
+    rates = [trainer.step(random_batch(version=version)).metrics["lr"] for version in (3, 4)]
+    assert rates == pytest.approx([1e-3 * (1 - 5 / 60), 1e-3 * (1 - 11 / 60)])
+
+
+def test_a_loss_sees_the_role_player_and_group_of_each_token(checkpoint: Path, mine: str) -> None:
+    many, random = random_batch(), np.random.default_rng(1)
+    items = [
+        replace(item, group=10 + at % 3, roles=random.integers(0, 5, size), players=random.integers(0, 3, size))
+        for at, item in enumerate(many.samples)
+        for size in [len(item.sample.token_ids)]
+    ]
+    trainer = trainer_of(checkpoint, {"policy_loss": f"{mine}:told", "correction": "none"}, microbatch_tokens=1000)
+    metrics = trainer.step(replace(many, samples=tuple(items))).metrics
+    trained = [item.sample.loss_mask for item in items]
+
+    def mean_of(arrays: Sequence[np.ndarray]) -> float:
+        return float(np.concatenate([own[mask] for own, mask in zip(arrays, trained, strict=True)]).mean())
+
+    groups = [np.full(len(mask), item.group - 10) for item, mask in zip(items, trained, strict=True)]
+    assert metrics["by_slot.told.group"] == pytest.approx(mean_of(groups))
+    for name, arrays in (("role", [one.roles for one in items]), ("player", [one.players for one in items])):
+        assert metrics[f"by_slot.told.{name}"] == pytest.approx(mean_of([own for own in arrays if own is not None]))
 
 
 def test_a_second_pass_is_centred_on_the_weights_before_the_first(checkpoint: Path) -> None:

@@ -253,21 +253,25 @@ class Update:
 
     async def _probe(self, probe: Probe) -> float:
         """Return the largest difference of any server's log-probs from the trainer's, nats."""
-        differences: dict[Member, float] = {}
+        largest: dict[Member, float] = {}
+        wrong: dict[Member, str] = {}
 
         async def measure(member: Member) -> None:
             scores = await ask_member(member, lambda: member.server.score(probe.token_ids), retries=self._retries)
-            differences[member] = float(np.abs(scores - probe.logprobs).max())
+            differences = np.abs(scores - probe.logprobs)
+            largest[member] = float(differences.max())
+            if (excess := probe.tolerance.excess(differences)) is not None:
+                wrong[member] = excess
 
         await self._each(measure)
-        worst = max(differences, key=lambda member: differences[member])
-        if not differences[worst] <= probe.tolerance:
+        if wrong:
+            worst = max(wrong, key=lambda member: largest[member])
             raise WeightSyncError(
-                f"{worst.url}: with version {self._source.version}, log-probs of the probe differ from the trainer's "
-                f"by up to {differences[worst]:.2e} nats, tolerance {probe.tolerance:.0e}: the server does not compute what "
-                "the trainer trains (other weights, another dtype, or another attention kernel?)"
+                f"{worst.url}: with version {self._source.version}, log-probs of the probe differ from the trainer's by "
+                f"{wrong[worst]}: the server does not compute what the trainer trains (other weights, another dtype, or "
+                "another attention kernel?)"
             )
-        return differences[worst]
+        return max(largest.values())
 
 
 class Updater:

@@ -45,7 +45,8 @@ class ContainersConfig(Config):
     image: str | None = None
     """docker, podman: the image of tasks that name none."""
     command: tuple[str, ...] | None = None
-    """docker, podman: the words of their command, such as `[podman, --root, /srv/podman]`, with absolute paths."""
+    """docker, podman: the words of their command, such as `[podman, --root, /srv/podman]`, with absolute paths; None: its
+    name alone."""
     runtime: str | None = None
     """docker, podman: the runtime of containers, such as `runsc` for gVisor; None: the engine's default."""
     max_starting: int = Field(default=MAX_STARTING, ge=1)

@@ -255,9 +255,10 @@ class ScriptedServer:
             self.engine.unpause()
         difference = None
         if probe is not None:
-            difference = float(np.abs(await self.score(probe.token_ids) - probe.logprobs).max())
-            if not difference <= probe.tolerance:
-                raise WeightSyncError(f"{self._url}: the probe differs by {difference:.2e} nats from the trainer's")
+            differences = np.abs(await self.score(probe.token_ids) - probe.logprobs)
+            difference = float(differences.max())
+            if (excess := probe.tolerance.excess(differences)) is not None:
+                raise WeightSyncError(f"{self._url}: the probe differs from the trainer's by {excess}")
         return UpdateReport(
             version=self.version,
             pause_after_s=swap.pause_after_s,

@@ -24,9 +24,9 @@ WITHOUT_TOOLS = (
 
 
 WITHOUT_CALLS = (
-    "leaves tool calls out, and its prompt names none of the known forms; set `sampling.tool_format` to the form in which the "
-    f"model writes calls, one of {', '.join(name for name, form in TOOL_FORMATS.items() if form.write)}, which are written "
-    "as text of its messages"
+    "leaves tool calls out, and its prompt names none of the known forms; set `sampling.tool_format` to the form in which "
+    "the model writes calls, one of "
+    f"{', '.join(name for name, form in TOOL_FORMATS.items() if form.write)}, which are written as text of its messages"
 )
 """The same of a template that shows tools, and no calls."""
 

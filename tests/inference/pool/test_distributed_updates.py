@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import ServerTimeout, TrainError, WeightSyncError
-from agentrl.inference.backend import Generation, Probe
+from agentrl.inference.backend import Generation, LogprobTolerance, Probe
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import GroupCalls, SGLangServer
 from agentrl.inference.sglang.transport import Control, Transport
@@ -257,7 +257,7 @@ async def test_a_worker_trains_sends_and_gives_the_same_weights_again(checkpoint
             for version in (1, 2):
                 await trainer.step(random_batch(version=max(1, version - 1)))
                 [logprobs] = await trainer.logprobs([ids])
-                probe = Probe(token_ids=ids, logprobs=logprobs, tolerance=1e-4)
+                probe = Probe(token_ids=ids, logprobs=logprobs, tolerance=LogprobTolerance(largest=1e-4))
                 report = await pool.update_weights(WeightFeed(version=version, channel=trainer.channel), probe)
                 assert report.evicted == ()
                 written = await trainer.publish(version, str(tmp_path / "weights"))

@@ -292,10 +292,10 @@ async def test_servers_whose_digests_only_one_another_can_confirm_do_not_serve_a
     first, stale = opaque_servers(2)
     stale.stale = True
     async with pool_of(first, stale) as pool:
-        with pytest.raises(WeightSyncError, match=r"scripted://1: .* 1 of 1 tensors differ from scripted://0"):
+        with pytest.raises(WeightSyncError, match="1 of 1 tensors differ from scripted://"):
             await pool.update_weights(publication(1))
         assert pool.policy_version == 0
-        assert {server.state for server in pool.describe().servers} == {State.BEHIND}
+        assert pool.serving == ()
 
 
 async def test_a_server_that_was_taken_out_serves_again_only_after_a_restart() -> None:

@@ -19,7 +19,7 @@ from agentrl.engine.inflight import FinishedCalls
 from agentrl.engine.parts import EngineParts
 from agentrl.engine.training import SpotCheck
 from agentrl.errors import ConfigError, WeightSyncError
-from agentrl.inference.backend import Generation, Probe
+from agentrl.inference.backend import Generation, LogprobTolerance, Probe
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import SGLangServer
@@ -52,7 +52,7 @@ pytestmark = pytest.mark.anyio
 
 def probe_of(base: Path, adapter: Path) -> Probe:
     ids = np.array(PROMPT, np.int32)
-    return Probe(token_ids=ids, logprobs=merged_logprobs(base, adapter, ids), tolerance=1e-4)
+    return Probe(token_ids=ids, logprobs=merged_logprobs(base, adapter, ids), tolerance=LogprobTolerance(largest=1e-4))
 
 
 @asynccontextmanager

@@ -121,8 +121,15 @@ class Copy:
                 shutil.copy2(source, target)
         path = os.pathsep.join(str(folder / part) for part in ("", "workflows", "envs"))
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        return cls(folder, subprocess.Popen([sys.executable, "-c", WARM], cwd=folder, env=environment, text=True, **pipes))
+        warm = subprocess.Popen(
+            [sys.executable, "-c", WARM],
+            cwd=folder,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        return cls(folder, warm)
 
     def first_failure(self, tests: Sequence[str]) -> str | None:
         """Run tests until one fails; return its name, or None."""

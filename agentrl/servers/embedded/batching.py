@@ -1,8 +1,8 @@
 """The batch of one step: the per-row table of running sequences, the choice of prefill and decode work, and its tensors.
 
 Invariant: `table.owners[r]` is the sequence whose `row` is `r`, and every array of the table describes it at `r`; a swap of
-two cache rows swaps both. A step takes no more prefill than this machine computes while HTTP may wait for the event loop,
-and at most a quarter of the span of the decoding rows is idle. The flat tokens of a batch are the decoding rows in ascending
+two cache rows swaps both. A step takes no more prefill than this machine computes while decoding sequences may wait, and
+at most a quarter of the span of the decoding rows is idle. The flat tokens of a batch are the decoding rows in ascending
 order, then the tokens of each chunk in order; all index tensors of the `StepBatch` follow that order.
 """
 
@@ -133,7 +133,7 @@ _MIN_BUDGET: Final = 64
 _MAX_BUDGET: Final = 2048
 """Most prefill tokens of one step, on any machine."""
 _STEP_SECONDS: Final = 0.05
-"""Target for the prefill time of a step, in which HTTP waits for the event loop."""
+"""Target for the prefill time of a step: decoding sequences wait for it, and a pause discards it."""
 
 
 class Piece(NamedTuple):

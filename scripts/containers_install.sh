@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the engines of containers that tests run against, docker, podman and gVisor, from the system's packages where they
 # are missing, and makes the image of their containers from the packages of this machine, without a network.
-# Without them nothing but their tests is lost, which are then skipped; so this never fails, and says what to do.
+# Without them nothing but their tests is lost. So this never fails, and says what to do; as root the tests of what is missing
+# then fail, and for other users they are skipped.
 set -u
 images=${AGENTRL_TEST_IMAGES:-${XDG_CACHE_HOME:-$HOME/.cache}/agentrl/containers}
 packages=()
@@ -11,7 +12,7 @@ want dockerd docker.io; want podman; want crun; want runc; want conmon; want run
 want git; want python3; want ps procps; want make; want jq; want sqlite3; want file; want xz xz-utils; want zip; want unzip
 install() { apt-get install -y --no-install-recommends "${packages[@]}"; }
 if ! command -v apt-get >/dev/null; then
-  echo "docker and podman: no apt-get here; install them with this system's package manager; their tests are skipped"
+  echo "docker and podman: no apt-get here; install them with this system's package manager, for the tests of containers"
   exit 0
 fi
 if [ ${#packages[@]} -gt 0 ]; then
@@ -21,9 +22,9 @@ if [ ${#packages[@]} -gt 0 ]; then
   fi
   # The daemon of the package does not start: tests start one of their own.
   if ! { RUNLEVEL=1 install || { apt-get update && RUNLEVEL=1 install; }; } >/dev/null 2>&1; then
-    echo "'apt-get install ${packages[*]}' failed; the tests of containers are skipped"
+    echo "'apt-get install ${packages[*]}' failed; the tests of containers fail without them"
     exit 0
   fi
 fi
-python3 "$(dirname "$0")/containers_image.py" "$images" >/dev/null || echo "no image was made in $images; the tests of containers are skipped"
+python3 "$(dirname "$0")/containers_image.py" "$images" >/dev/null || echo "no image was made in $images; the tests of containers fail without it"
 exit 0

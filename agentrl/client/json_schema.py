@@ -162,7 +162,7 @@ def _check_patterns(value: object, schema: Schema, root: _Root, at: str) -> Iter
                 yield from _misfits(item, child, root, f"{at}.{name}")
 
 
-def _check_names(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
+def _check_property_names(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     for name in value if is_object(value) else ():
         yield from _misfits(name, schema["propertyNames"], root, f"{at} (the name {name!r:.80})")
 
@@ -174,13 +174,13 @@ def _check_further(value: object, schema: Schema, root: _Root, at: str) -> Itera
 
 def _check_unevaluated(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     if is_object(value):
-        seen = _evaluated(value, {**schema, "unevaluatedProperties": None}, root, at)
+        seen = _evaluated_parts(value, {**schema, "unevaluatedProperties": None}, root, at)
         yield from _others(value, value.keys() - seen, schema["unevaluatedProperties"], root, at)
 
 
 def _check_unevaluated_items(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     if is_array(value):
-        seen = _evaluated(value, {**schema, "unevaluatedItems": None}, root, at)
+        seen = _evaluated_parts(value, {**schema, "unevaluatedItems": None}, root, at)
         rest = {f"{index}": item for index, item in enumerate(value) if f"{index}" not in seen}
         yield from _others(rest, rest.keys(), schema["unevaluatedItems"], root, at)
 
@@ -200,7 +200,7 @@ def _named(value: Schema, schema: Schema) -> set[str]:
     return {name for name in value if name in names or any(re.search(pattern, name) for pattern in patterns)}
 
 
-def _evaluated(value: object, schema: object, root: _Root, at: str) -> set[str]:
+def _evaluated_parts(value: object, schema: object, root: _Root, at: str) -> set[str]:
     """Return the names of fields, or the indices of items, that a schema or one that applies beside it describes."""
     root.count_step()
     if not is_object(schema):
@@ -212,27 +212,26 @@ def _evaluated(value: object, schema: object, root: _Root, at: str) -> set[str]:
     elif is_array(value):
         first, rest = _items_of(schema)
         is_open = rest is not None or schema.get("unevaluatedItems") is not None
-        found |= {
-            f"{index}"
-            for index, item in enumerate(value)
-            if is_open or index < len(first) or ("contains" in schema and not _problem(item, schema["contains"], root, at))
-        }
-    for child in _applied(value, schema, root, at):
-        found |= _evaluated(value, child, root, at)
+        for index, item in enumerate(value):
+            is_known = is_open or index < len(first)
+            if is_known or ("contains" in schema and not _first_misfit(item, schema["contains"], root, at)):
+                found.add(f"{index}")
+    for child in _schemas_beside(value, schema, root, at):
+        found |= _evaluated_parts(value, child, root, at)
     return found
 
 
-def _applied(value: object, schema: Schema, root: _Root, at: str) -> Iterator[object]:
+def _schemas_beside(value: object, schema: Schema, root: _Root, at: str) -> Iterator[object]:
     """Yield the schemas that apply to the same value as `schema` does."""
     if "$ref" in schema:
         yield referenced_schema(schema["$ref"], root.schema)
     yield from schema.get("allOf") or ()
     for name in ("anyOf", "oneOf"):
-        yield from (child for child in schema.get(name) or () if not _problem(value, child, root, at))
+        yield from (child for child in schema.get(name) or () if not _first_misfit(value, child, root, at))
     if "if" in schema:
-        if not _problem(value, schema["if"], root, at):
+        if not _first_misfit(value, schema["if"], root, at):
             yield schema["if"]
-        yield _branch(value, schema, root, at)
+        yield _chosen_branch(value, schema, root, at)
     for name in ("dependentSchemas", "dependencies"):
         for field, child in (schema.get(name) or {}).items():
             if is_object(value) and field in value and not is_array(child):
@@ -257,7 +256,7 @@ def _check_items(value: object, schema: Schema, root: _Root, at: str) -> Iterato
 
 def _check_contains(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     if is_array(value):
-        count = sum(not _problem(item, schema["contains"], root, at) for item in value)
+        count = sum(not _first_misfit(item, schema["contains"], root, at) for item in value)
         least, most = schema.get("minContains", 1), schema.get("maxContains", len(value))
         if not least <= count <= most:
             yield f"at {at}: {count} items fit `contains`, of which there must be {least} to {most}"
@@ -275,16 +274,16 @@ def _check_unique(value: object, schema: Schema, root: _Root, at: str) -> Iterat
 
 
 def _check_not(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
-    if not _problem(value, schema["not"], root, at):
+    if not _first_misfit(value, schema["not"], root, at):
         yield f"at {at}: {value!r:.80} fits a schema that it must not fit"
 
 
 def _check_condition(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
-    yield from _misfits(value, _branch(value, schema, root, at), root, at)
+    yield from _misfits(value, _chosen_branch(value, schema, root, at), root, at)
 
 
-def _branch(value: object, schema: Schema, root: _Root, at: str) -> object:
-    return schema.get("else" if _problem(value, schema["if"], root, at) else "then", True)
+def _chosen_branch(value: object, schema: Schema, root: _Root, at: str) -> object:
+    return schema.get("else" if _first_misfit(value, schema["if"], root, at) else "then", True)
 
 
 def _check_dependent(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
@@ -298,7 +297,7 @@ def _check_dependent(value: object, schema: Schema, root: _Root, at: str) -> Ite
                 yield from _misfits(value, child, root, at)
 
 
-def _problem(value: object, schema: object, root: _Root, at: str) -> str:
+def _first_misfit(value: object, schema: object, root: _Root, at: str) -> str:
     return next(_misfits(value, schema, root, at), "")
 
 
@@ -310,7 +309,7 @@ def _check_pattern(value: object, schema: Schema, root: _Root, at: str) -> Itera
 def _check_alternatives(value: object, schema: Schema, root: _Root, at: str) -> Iterator[str]:
     for name in ("anyOf", "oneOf"):
         if name in schema:
-            problems = [_problem(value, child, root, at) for child in schema[name]]
+            problems = [_first_misfit(value, child, root, at) for child in schema[name]]
             fitting = problems.count("")
             if not fitting:
                 yield problems[0]
@@ -357,7 +356,7 @@ _CHECKS: Mapping[str, Check] = {
     "properties": _check_properties,
     "required": _check_required,
     "patternProperties": _check_patterns,
-    "propertyNames": _check_names,
+    "propertyNames": _check_property_names,
     "additionalProperties": _check_further,
     "items": _check_items,
     "prefixItems": _check_items,

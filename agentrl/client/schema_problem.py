@@ -82,12 +82,12 @@ def schema_problem(schema: object) -> str:
         "at $: the keyword 'minLenght' is not known; is it 'minLength'?"
     """
     try:
-        return next(_problems(schema, schema, "$"), "")
+        return next(_keyword_problems(schema, schema, "$"), "")
     except RecursionError:
         return "at $: the schema is nested too deep"
 
 
-def _problems(schema: object, root: object, at: str) -> Iterator[str]:
+def _keyword_problems(schema: object, root: object, at: str) -> Iterator[str]:
     if isinstance(schema, bool):
         return
     if not is_object(schema):
@@ -109,11 +109,11 @@ def _problems(schema: object, root: object, at: str) -> Iterator[str]:
             re.compile(pattern)
         except re.error as error:
             yield f"at {at}: the pattern {pattern!r:.80} is no regular expression: {error}"
-    for place, child in _children(schema):
-        yield from _problems(child, root, f"{at}.{place}")
+    for place, child in _child_schemas(schema):
+        yield from _keyword_problems(child, root, f"{at}.{place}")
 
 
-def _children(schema: Schema) -> Iterator[tuple[str, object]]:
+def _child_schemas(schema: Schema) -> Iterator[tuple[str, object]]:
     """Yield the schemas that a schema holds, and where they stand."""
     for name in _OBJECTS:
         yield from ((f"{name}.{key}", child) for key, child in schema.get(name, {}).items())

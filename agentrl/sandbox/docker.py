@@ -143,7 +143,7 @@ class DockerStarter:
             _fill(Path(folder), program, self._own_files)
             command = self._arguments(self._docker, program, limits, name=name, folder=folder)
             try:  # podman's monitor writes a file where it was started, once a program had no memory left
-                process = PipedProcess(command, environment=docker_variables(), directory=Path(folder))
+                process = PipedProcess(command, environment=docker_variables(), directory=folder)
             except OSError as error:
                 raise EnvironmentFault(f"sandbox: cannot start {command[0]}: {error}") from error
             box = DockerBox(process, self._docker, name)
@@ -201,8 +201,8 @@ def check_docker(docker: Docker, *, engine: str = "docker") -> None:
         f"pull it: `{engine} pull {docker.image}`": ["image", "inspect", "--format", "{{.Id}}", docker.image],
     }
     for fix, words in wanted.items():
+        command = [*docker.command, *words]
         try:
-            command = [*docker.command, *words]
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=docker_variables())
         except OSError as error:
             raise ConfigError(f"sandbox: cannot start {docker.command[0]}: {error}; install {engine}") from error

@@ -1,7 +1,7 @@
 """Real engines for tests: a dockerd and a podman with folders of their own, which are gone at the end with all they hold.
 
-`scripts/containers_install.sh` installs the engines and makes the image. Where something is missing tests are skipped, and
-the reason names it.
+`scripts/containers_install.sh` installs the engines and makes the image. Where it did not, tests fail. They are skipped for
+users other than root, and where the kernel gives root no namespaces.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def running_docker() -> Generator[Engine]:
                 process.terminate()
                 process.wait(_PATIENCE_S)
             reasons += (folder / "log").read_text().splitlines()[-1:]
-        pytest.skip(f"dockerd does not start: {reasons}")
+        raise AssertionError(f"dockerd does not start: {reasons}")
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def running_podman() -> Generator[Engine]:
                 engine.said("rmi", "--all", "--force")
                 return
             reasons += done.stderr.splitlines()[-1:]
-        pytest.skip(f"podman imports no image: {reasons}")
+        raise AssertionError(f"podman imports no image: {reasons}")
 
 
 def _runtime_of_podman() -> str | None:
@@ -109,19 +109,31 @@ def _runtime_of_podman() -> str | None:
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
+def gvisor() -> str:
+    """Return the name of the runtime that is gVisor."""
+    _need("/usr/bin/runsc")
+    return "runsc"
+
+
 def _image(*programs: str) -> Path:
-    """Return the archive of the image; a missing program or image skips the test."""
-    missing = [program for program in programs if shutil.which(program, path=_PATH) is None]
+    """Return the archive of the image, on a machine that runs containers and has the programs."""
     if os.geteuid() != 0:
         pytest.skip("only root starts a dockerd, or a podman with folders of its own")
-    if missing:
-        pytest.skip(f"{missing[0]} is missing; {INSTALL}")
+    namespaces = ["unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "true"]
+    refusal = subprocess.run(namespaces, capture_output=True, text=True, check=False).stderr.strip()
+    if refusal:
+        pytest.skip(f"this machine forbids containers: {refusal}")
+    for program in programs:
+        _need(program)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(os.environ.get("AGENTRL_TEST_IMAGES") or cache / "agentrl" / "containers")
     images = sorted(folder.glob("image-*.tar"), key=lambda path: path.stat().st_mtime)
-    if not images:
-        pytest.skip(f"there is no image in {folder}; {INSTALL}")
+    assert images, f"there is no image in {folder}; {INSTALL}"
     return images[-1]
+
+
+def _need(program: str) -> None:
+    assert shutil.which(program, path=_PATH) is not None, f"{program} is missing; {INSTALL}"
 
 
 def _answers(process: subprocess.Popen[bytes], command: list[str]) -> bool:

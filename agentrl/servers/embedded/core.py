@@ -46,7 +46,7 @@ class _Scoring(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Step:
+class ModelStep:
     """The work of one forward pass; nothing that changes until its end is read from elsewhere, but keys and values."""
 
     weights: ServedWeights
@@ -120,7 +120,7 @@ class Core:
         self._random = np.random.default_rng(random_seed)
         self._penalties = Penalties(model.spec.vocab_size, cache.device)
         self._pace = Pace()
-        self._current: Step | None = None
+        self._current: ModelStep | None = None
 
     @property
     def num_running(self) -> int:
@@ -168,7 +168,7 @@ class Core:
         self.label = label
         self._labels += 1
 
-    def begin(self, *, admit: bool) -> Step | None:
+    def begin(self, *, admit: bool) -> ModelStep | None:
         """Return the next step, or None if there is no work; `end` comes before another one."""
         if admit:
             self._admit()
@@ -184,7 +184,7 @@ class Core:
         sampling, picked = self._sampling_rows(rows, pieces)
         owners = [self._owner(row) for row in sampling.tolist()]
         shaped = np.flatnonzero(table.shaped[sampling]).tolist()
-        self._current = Step(
+        self._current = ModelStep(
             weights=self.model.weights,
             batch=batch,
             pieces=pieces,
@@ -206,7 +206,7 @@ class Core:
         return self._current
 
     @torch.inference_mode()
-    def compute(self, step: Step) -> Computed:
+    def compute(self, step: ModelStep) -> Computed:
         """Return the results of a step; any thread may call it, one at a time."""
         begin = time.perf_counter()
         model, weights = self.model, step.weights
@@ -232,7 +232,7 @@ class Core:
         """Have the step that is being computed never have happened; what it wrote is computed again."""
         self._current = None
 
-    def end(self, step: Step, computed: Computed) -> None:
+    def end(self, step: ModelStep, computed: Computed) -> None:
         """Deliver the results of a step to the sequences that kept their rows."""
         table, cache = self.table, self.cache
         kept = self._current is step
@@ -317,7 +317,7 @@ class Core:
             at += end - start
         return found
 
-    def _end_prefill(self, step: Step, scores: list[list[float]]) -> None:
+    def _end_prefill(self, step: ModelStep, scores: list[list[float]]) -> None:
         """Record the prefilled pieces of the sequences that kept their rows."""
         cache = self.cache
         for scoring, values in zip(step.scorings, scores, strict=True):

@@ -28,7 +28,7 @@ from agentrl.errors import ConfigError, InvariantError
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.embedded.adapting import MAX_ADAPTERS, LoadedAdapters
 from agentrl.servers.embedded.cache import KVCache, plan_rows
-from agentrl.servers.embedded.core import Computed, Core, Step
+from agentrl.servers.embedded.core import Computed, Core, ModelStep
 from agentrl.servers.embedded.faults import SGLangFault
 from agentrl.servers.embedded.low_rank import ServedAdapter, read_served_adapter
 from agentrl.servers.embedded.model import Transformer
@@ -70,8 +70,8 @@ STUCK_S: Final = 300.0
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
-    step: Step
+class _Computation:
+    step: ModelStep
     done: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards the end of the step against the event loop's decision to wait no longer."""
@@ -92,12 +92,12 @@ class _Job:
 class _Computing:
     """The thread that computes; it ends when `close` is called."""
 
-    def __init__(self, compute: Callable[[Step], Computed]) -> None:
-        self._compute, self._jobs = compute, queue.SimpleQueue[_Job | None]()
+    def __init__(self, compute: Callable[[ModelStep], Computed]) -> None:
+        self._compute, self._jobs = compute, queue.SimpleQueue[_Computation | None]()
         self._threads = torch.get_num_threads()
         threading.Thread(target=self._serve, name="computing", daemon=True).start()
 
-    async def run(self, step: Step, patience_s: float) -> Computed:
+    async def run(self, step: ModelStep, patience_s: float) -> Computed:
         """Return the results of a step; the event loop waits for `patience_s`, and runs on from then.
 
         Cancellation: the step ends first, because nobody can stop its thread.
@@ -105,7 +105,7 @@ class _Computing:
         Raises:
             InvariantError: the step does not end.
         """
-        job = _Job(step)
+        job = _Computation(step)
         self._jobs.put(job)
         if not job.done.wait(patience_s):
             token, ended = anyio.lowlevel.current_token(), anyio.Event()

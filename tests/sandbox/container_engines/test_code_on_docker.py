@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import anyio
 import pytest
 
@@ -11,7 +9,7 @@ from agentrl.errors import ConfigError
 from agentrl.sandbox.base import BoxSandbox
 from agentrl.sandbox.docker import Docker, open_docker
 from agentrl.sandbox.types import Ending, Limits, Program, python_program
-from tests.support.container_engines import IMAGE, Engine
+from tests.support.container_engines import IMAGE, Engine, gvisor
 
 pytestmark = [pytest.mark.processes, pytest.mark.external, pytest.mark.timeout(600)]
 
@@ -64,9 +62,7 @@ async def test_concurrent_containers_have_processes_of_their_own(docker_engine: 
 
 
 async def test_gvisor_runs_programs_and_sessions(docker_engine: Engine) -> None:
-    if not os.access("/usr/bin/runsc", os.X_OK):
-        pytest.skip("there is no /usr/bin/runsc")
-    sandbox = await opened(docker_engine, "runsc")
+    sandbox = await opened(docker_engine, gvisor())
     result = await sandbox.run(python_program("print(open('/proc/version').read())"))
     assert b"gVisor" in (await sandbox.run(Program(argv=("dmesg",)))).stdout, result.text
     async with sandbox.session(files={"a": b"1"}) as session:

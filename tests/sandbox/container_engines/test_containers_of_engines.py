@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandbox.containers import Containers
 from agentrl.sandbox.containers.config import open_chosen_containers, read_containers_config
 from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
-from tests.support.container_engines import IMAGE, Engine
+from tests.support.container_engines import IMAGE, Engine, gvisor
 from tests.support.echo import ASK, echo
 
 pytestmark = [pytest.mark.processes, pytest.mark.external, pytest.mark.timeout(600)]
@@ -148,9 +147,7 @@ async def test_a_runtime_that_the_machine_lacks_is_refused_at_the_start(engine: 
 
 
 async def test_containers_of_gvisor_do_what_others_do(docker_engine: Engine) -> None:
-    if not os.access("/usr/bin/runsc", os.X_OK):
-        pytest.skip("there is no /usr/bin/runsc")
-    async with opened(docker_engine, runtime="runsc") as containers, containers.workbench() as bench:
+    async with opened(docker_engine, runtime=gvisor()) as containers, containers.workbench() as bench:
         await bench.add({"/app/x": b"1"})
         async with bench.run(directory="/app") as container:
             assert "gVisor" in (await container.shell("dmesg")).text

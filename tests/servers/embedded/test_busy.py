@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from agentrl.errors import InvariantError
-from agentrl.servers.embedded.core import Computed, Core, Step
+from agentrl.servers.embedded.core import Computed, Core, ModelStep
 from agentrl.servers.embedded.engine import EmbeddedEngine
 from agentrl.servers.engine import EngineSampling
 from tests.support.embedded import Collector, ReferenceModel, generate, request, running
@@ -35,7 +35,7 @@ class Holding:
         self.began, self.released, self._left = threading.Event(), threading.Event(), after
         compute = Core.compute
 
-        def held(core: Core, step: Step) -> Computed:
+        def held(core: Core, step: ModelStep) -> Computed:
             self._left -= 1
             if self._left == -1:
                 self.began.set()

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 from uuid import uuid4
 
 import anyio.to_thread
@@ -55,6 +55,7 @@ class ChatOptions:
     temperature: float = 0.7
     max_tokens: int = 1024
     device: str = "auto"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     template_options: Mapping[str, bool | int | str] | None = None
     tool_format: ToolFormatName = "auto"
 
@@ -71,6 +72,7 @@ def chat_command(
     temperature: float = 0.7,
     max_tokens: int = 1024,
     device: str = "auto",
+    dtype: Literal["float32", "bfloat16"] = "float32",
     template_option: tuple[str, ...] = (),
     tool_format: ToolFormatName = "auto",
 ) -> None:
@@ -86,6 +88,7 @@ def chat_command(
         temperature: Sampling temperature; 0 is greedy.
         max_tokens: Longest answer, tokens.
         device: auto, cpu, cuda or cuda:N.
+        dtype: Type of a checkpoint's weights, and in which it is computed; bfloat16 takes half the memory.
         template_option: Variable of the chat template as name=value, such as enable_thinking=false; may be repeated.
         tool_format: Form of tool calls; auto, or hermes for a chat template without tools.
     """
@@ -99,6 +102,7 @@ def chat_command(
         temperature=temperature,
         max_tokens=max_tokens,
         device=device,
+        dtype=dtype,
         template_options=parse_named_values(template_option),
         tool_format=tool_format,
     )
@@ -234,7 +238,8 @@ async def _clients(options: ChatOptions) -> AsyncGenerator[Callable[[], Client]]
             "template_options": dict(options.template_options or {}),
             "tool_format": options.tool_format,
         }
-        served = serve(whole_model(options.checkpoint), inference={"device": options.device}, sampling=sampling)
+        inference = {"device": options.device, "dtype": options.dtype}
+        served = serve(whole_model(options.checkpoint), inference=inference, sampling=sampling)
         async with served as policy:
             yield policy.client
         return

@@ -35,6 +35,7 @@ def serve_command(
     host: str = "127.0.0.1",
     port: int = 30000,
     device: str = "auto",
+    dtype: Literal["float32", "bfloat16"] = "float32",
     threads: int = 1,
     max_running_requests: int = 64,
     max_context_tokens: int = 4096,
@@ -53,6 +54,7 @@ def serve_command(
         host: Address to listen on; anything but loopback needs --api-key-env.
         port: Port to listen on; 0 picks a free one.
         device: auto, cpu, cuda or cuda:N.
+        dtype: Type of the weights, and in which the server computes; bfloat16 takes half the memory.
         threads: CPU threads.
         max_running_requests: Sequences that are decoded together.
         max_context_tokens: Largest sum of context and output tokens of one request.
@@ -76,6 +78,7 @@ def serve_command(
         port=port,
         api_key=_key_of(api_key_env),
         device=device,
+        dtype=dtype,
         threads=threads,
         max_running_requests=max_running_requests,
         max_context_tokens=max_context_tokens,

@@ -122,8 +122,20 @@ async def test_what_cannot_be_talked_with_is_an_error_before_anything_starts(opt
         await chat(ChatOptions(**options), read=lambda: "")
 
 
+async def test_a_checkpoint_is_served_in_the_type_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Path
+) -> None:
+    def refuse(_path: Path, *, inference: object, sampling: object) -> None:
+        raise ConfigError(f"{inference}, {sampling}")
+
+    monkeypatch.setattr("agentrl.commands.chat.serve", refuse)
+    with pytest.raises(ConfigError, match="'device': 'cpu', 'dtype': 'bfloat16'"):
+        await chat(ChatOptions(checkpoint=checkpoint, device="cpu", dtype="bfloat16"), read=lambda: "")
+
+
 def test_the_command_answers_the_lines_of_its_input_from_a_checkpoint(tmp_path: Path, checkpoint: Path) -> None:
-    command = (AGENTRL, "chat", str(checkpoint), "--device", "cpu", "--max-tokens", "5", "--temperature", "0")
+    flags = ("--device", "cpu", "--dtype", "bfloat16", "--max-tokens", "5", "--temperature", "0")
+    command = (AGENTRL, "chat", str(checkpoint), *flags)
     with started(tmp_path, "bash", "-c", f"printf 'Hi\\n/save a.json\\n' | {' '.join(command)}") as process:
         shown, errors = process.communicate(timeout=END_S)
     assert process.returncode == 0, errors

@@ -33,13 +33,17 @@ def test_agentrl_eval_works_at_a_served_checkpoint(tmp_path: Path, checkpoint: P
     assert report["return_mean"] == pytest.approx(sum(lengths) / 400)
 
 
-def test_a_checkpoint_without_a_chat_template_is_served_without_the_openai_api(tmp_path: Path, checkpoint: Path) -> None:
+def test_a_checkpoint_without_a_chat_template_is_served_without_the_openai_api_in_the_type_of_the_flag(
+    tmp_path: Path, checkpoint: Path
+) -> None:
     model = shutil.copytree(checkpoint, tmp_path / "model")
     (model / "tokenizer_config.json").unlink()
     (model / "chat_template.jinja").unlink(missing_ok=True)
-    with started(tmp_path, AGENTRL, "serve", str(model), "--port", "0", "--device", "cpu") as server:
+    command = (AGENTRL, "serve", str(model), "--port", "0", "--device", "cpu", "--dtype", "bfloat16")
+    with started(tmp_path, *command) as server:
         said = read_until(server, "Ctrl-C ends it")
         url = said.split(" at ")[-1].split()[0]
+        assert call(url, "/server_info").body["dtype"] == "bfloat16"
         answer = call(url, "/v1/chat/completions", {"messages": []})
         ended(server, [signal.SIGINT])
     assert "warning: no OpenAI API: " in said

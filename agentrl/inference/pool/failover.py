@@ -123,10 +123,16 @@ class Attempt:
             return ServerUnavailable("the call was given up before a server had it")
         return ServerUnavailable(f"{member.url}: evicted while the call waited for it: {member.reason}", url=member.url)
 
+    def heard(self) -> None:
+        """Record that the server has sent tokens."""
+        if self.member is not None:
+            self.member.heard_at = anyio.current_time()
+
     def checked(self, generation: Generation) -> Generation:
         """Return `generation`, or evict the server and raise if it cannot have had the versions that it reports."""
         member, highest = self.member, self._members.target
         assert member is not None
+        self.heard()
         for span in generation.spans:
             if not self._lowest <= span.version <= highest:
                 reason = (
@@ -190,6 +196,7 @@ class PoolStream(AsyncIterator[GenerationChunk]):
                 member = await attempt.next_server(wait)
                 self._chunks = await self._open.enter_async_context(member.server.stream(attempt.request))
             chunk = await anext(self._chunks)
+            attempt.heard()
             if chunk.generation is not None:
                 attempt.checked(chunk.generation)
                 self._ended = True

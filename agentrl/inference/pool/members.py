@@ -195,6 +195,8 @@ class Member:
     """Whether its launcher reported the end of its process, and no start since."""
     silent_since: float | None = None
     """When the first of its health checks began that got no answer; None since the last answer."""
+    heard_at: float = -math.inf
+    """When a model call last got tokens from it; a server that answers calls is busy, where it answers no health check."""
     frozen: anyio.Event = field(default_factory=anyio.Event)
     """Set when it has been silent for `FROZEN_CHECKS` health checks."""
     taken_out: anyio.Event = field(default_factory=anyio.Event)

@@ -290,12 +290,17 @@ class ServerPool:
                 await self._bring_back(member)
 
     async def _check_health(self, member: Member, patience: int = 1) -> None:
-        """Check a server's version, and evict the server when it does not answer or has another version."""
+        """Check a server's version, and evict the server when it does not answer or has another version.
+
+        A server that answers calls meanwhile is busy, and is asked again.
+        """
         while member.state is State.SERVING:
-            expected = self._members.version
+            expected, began = self._members.version, anyio.current_time()
             try:
                 version = await self._answer(member, member.server.check)
             except ServerTimeout as error:
+                if member.heard_at >= began:
+                    continue
                 patience -= 1
                 if not patience:
                     self._evict(member, State.DEAD, str(error))
@@ -319,6 +324,9 @@ class ServerPool:
             with Deadline(interval_s, lambda: f"{member.url}: the pool waited for its health check", member.url):
                 answer = await ask()
         except ServerTimeout:
+            if member.heard_at >= began:
+                member.silent_since = None
+                raise
             member.silent_since = began if member.silent_since is None else member.silent_since
             if began - member.silent_since >= (FROZEN_CHECKS - 1) * interval_s:
                 member.frozen.set()

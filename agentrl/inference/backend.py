@@ -25,6 +25,8 @@ CONTEXT_RESERVE = 6
 """Tokens that a prompt must leave free at the end of the context, plus one: SGLang answers 400 to a longer prompt."""
 CONTEXT_HEADROOM = CONTEXT_RESERVE + 2
 """Tokens by which a server's context exceeds the promised one; a server ends outputs 2 tokens before its own limit."""
+SPARE_ROWS = 8
+"""Most rows of an embedded server's cache beside those of running sequences: they keep prefixes that others may continue."""
 
 MIN_TEMPERATURE = 1e-6
 MAX_TEMPERATURE = 100.0

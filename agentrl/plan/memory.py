@@ -8,10 +8,11 @@ Legend for shapes: P parameters, V vocabulary, T tokens of one forward pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.config import RunConfig
+from agentrl.inference.backend import SPARE_ROWS
 from agentrl.inference.config import CPU_RUNNING_REQUESTS, InferenceConfig, runs_on_cpu, tensor_parallel
 from agentrl.plan.model import ModelShape
 from agentrl.trainer.config import TrainerConfig, snapshot_kind
@@ -24,6 +25,8 @@ _MAX_LOGITS = 1 << 27
 """The most logits that the trainer makes at once (agentrl.trainer.model)."""
 _BYTES_PER_LOGIT = 20
 """The head's output, its float32 copy, the scaled one, the log-softmax and the gradient."""
+_PROCESS_BYTES = int(0.28 * GIB)
+"""Memory of an embedded server's process before its weights: Python, torch and the HTTP server."""
 _CHECKPOINT_BYTES = 12
 """Bytes of a checkpoint for each parameter: the float32 weight and two moments of AdamW."""
 
@@ -143,6 +146,8 @@ class ServerMemory:
     """Bytes of the LoRA adapters that it holds at once."""
     kv_tokens: int
     """Tokens that its requests need together at their longest; with a smaller cache, requests wait."""
+    peak: int | None = None
+    """Bytes of the machine's memory that an embedded server on a CPU takes at most; None: another server."""
 
     @property
     def kv_wanted(self) -> int:
@@ -167,12 +172,28 @@ def server_memory(run: RunConfig, shape: ModelShape) -> ServerMemory:
     size = ELEMENT_BYTES[inference.dtype or "float32"]
     ways = gpus_per_server(inference)
     requests = running_requests(inference) or run.rollout.max_concurrent_episodes
-    return ServerMemory(
+    memory = ServerMemory(
         weights=shape.num_parameters * size // ways,
         adapters=run.served_adapters * size * trained_parameters(run.trainer, shape) // ways,
         kv_per_token=shape.kv_bytes(size) // min(ways, shape.kv_heads),
         kv_tokens=requests * (inference.context_limit or 4096),
     )
+    if inference.backend != "embedded" or inference.device.startswith("cuda"):
+        return memory
+    return replace(memory, peak=_embedded_peak(run, memory, shape, requests))
+
+
+def _embedded_peak(run: RunConfig, memory: ServerMemory, shape: ModelShape, requests: int) -> int:
+    """Return the most bytes that an embedded server takes: with a full cache, while it reads the weights of an update.
+
+    The cache has rows for prefixes too. Weights are read beside those that are served, and copied; an adapter is small.
+    """
+    arriving = ELEMENT_BYTES[run.resolved_inference.dtype or "float32"] if run.route.method == "distributed" else 4
+    read = 0 if run.sync.adapter == "adapter" else shape.num_parameters * arriving + memory.weights
+    rows = requests + min(requests, SPARE_ROWS)
+    logits = requests * shape.vocabulary * _BYTES_PER_LOGIT
+    held = memory.weights + max(shape.num_parameters * 4, memory.kv_wanted * rows // requests + logits + read)
+    return _PROCESS_BYTES + memory.adapters + held
 
 
 def gpus_per_server(inference: InferenceConfig) -> int:

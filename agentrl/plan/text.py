@@ -107,12 +107,20 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
         each = f"each server: {gib(server.weights)} GiB of weights{held} and {cached}"
         ways = tensor_parallel(run.inference)
         rows.append(("", f"{each}{f', on each of its {ways} GPUs' if ways > 1 else ''}; {room}"))
+        if server.peak is not None:
+            rows.append(("", f"each server at most about {gib(server.peak)} GiB of this machine: {_peak(run)}"))
         if plan.shared_gpus:
             least = gib(memory.trainer.total + server.fixed)
             bound = "limit the server with inference.sglang_args: [--mem-fraction-static, share of the GPU]"
             where = f"trainer and server share GPU {plan.shared_gpus[0]}"
             rows.append(("", f"{where}: {least} GiB before the first cached token; {bound}"))
     return [*rows, ("", memory.snapshot.row(run.trainer))]
+
+
+def _peak(run: RunConfig) -> str:
+    if run.sync.adapter == "adapter":
+        return "with a full cache, whose spare rows keep prefixes"
+    return "with a full cache, whose spare rows keep prefixes, while the weights of an update are read and copied"
 
 
 def _trainer_memory(run: RunConfig, memory: RunMemory, shape: ModelShape) -> str:
@@ -376,7 +384,10 @@ def _evaluation(config: RunConfig) -> str:
         "live": "beside training, which changes the weights meanwhile",
         "frozen": "of one version: the next one waits for their end",
     }[engine.eval_weights]
-    when = f"every {engine.eval_every} steps, {engine.eval_episodes} episodes, {weights}" if engine.eval_every else "none"
+    when = f"every {engine.eval_every} steps, {engine.eval_episodes} episodes, {weights}"
+    if not engine.eval_every:
+        idle = "none: the held-out tasks are played by `agentrl eval` alone, until engine.eval_every is set"
+        when = "none" if config.tasks.held_out is None else idle
     often = [f"every {engine.checkpoint_every} steps"] if engine.checkpoint_every else []
     often += [f"every {engine.checkpoint_every_s:g} s"] if engine.checkpoint_every_s else []
     saved = ", ".join([*often, "at the end"]) + f", on an interrupt within {INTERRUPT_S:g} s"

@@ -60,7 +60,7 @@ HERE = GOOD | {"workflow": f"{__name__}:solve", "tasks": {"factory": f"{__name__
             ["--rollout.runner", "processes", "--rollout.workers", "3"],
             "64 at once, in 3 worker(s) (processes)",
         ),
-        (["--trainer.dtype", "bfloat16"], "probe within 0.25 nats"),
+        (["--trainer.dtype", "bfloat16"], "probe within 0.08 nats on average and 0.35 nats at the 99th percentile"),
         (["--model.path", "/models/Qwen3-8B"], "AdamW 61.0, float32"),
         ([], "1 embedded, launched on 127.0.0.1, device auto, 64 requests of 4096 tokens"),
         (["--inference.backend", "sglang", "--inference.device", "cpu"], "on the CPU, 64 requests of up to the model's"),

@@ -30,11 +30,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.errors import ConfigError
+from agentrl.inference.backend import SPARE_ROWS
 from agentrl.servers.embedded.spec import ModelSpec
 from agentrl.types import BoolArray, Int32Array
 
-_SPARE_ROWS: Final = 8
-"""Most rows beside those of running sequences: they keep prefixes that others may continue."""
 _MAX_SESSIONS: Final = 65_536
 """Open sessions that are remembered; the oldest is closed for another one."""
 _PATIENCE: Final = 8
@@ -244,7 +243,7 @@ def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> 
 
 def count_rows(max_running: int) -> int:
     """Return the rows of a cache whose memory suffices: one for each running sequence, and a few for prefixes."""
-    return max_running + min(max_running, _SPARE_ROWS)
+    return max_running + min(max_running, SPARE_ROWS)
 
 
 def plan_rows(

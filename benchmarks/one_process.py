@@ -105,7 +105,8 @@ async def train_here(run: RunConfig, *, evaluated: int = 0) -> tuple[TrainerHere
             algorithm=run.algorithm,
             rollout=run.rollout,
             sampling=run.sampling,
-            engine=run.resolved_engine,
+            engine=run.engine,
+            compute_type=run.compute_type,
             seed=run.seed,
             progress=NoProgress(),
         )

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from agentrl.config.base import Config
 from agentrl.inference.backend import MAX_TEMPERATURE, TEMPERATURE_RULE, is_temperature
-from agentrl.tokens.formats import ToolFormatName
+from agentrl.types import ToolFormatName
 
 
 class SamplingConfig(Config):

@@ -1,8 +1,7 @@
 """An OpenAI-compatible endpoint as the backend of an episode: rewards, but no tokens (`agentrl eval`).
 
-Invariant: the requests are those of the openai client. A trajectory has one turn for each completed call, in order of
-completion, with messages and rewards and without token ids, so it cannot be trained. A reply is a whole completion, or a
-`ServerError` that names episode and endpoint; text that something other than the model or a limit cut is no answer.
+Invariant: requests are those of the openai client; each completed call is a turn without token ids, in order of completion.
+A reply is a whole completion, or a `ServerError`; text that anything but the model or a limit cut is no answer.
 """
 
 from __future__ import annotations
@@ -494,8 +493,7 @@ async def _describe_missing(endpoint: AsyncOpenAI, model: str) -> str:
             return f"the base URL must end before /chat/completions: try {url.removesuffix('/chat/completions')}"
         if not urlsplit(url).path.endswith("/v1"):
             return f"{no_list}; most servers have the OpenAI API under /v1: try {url}/v1"
-        why = "this is perhaps no server with the OpenAI API, or its API has another path"
-        return f"{no_list}: {why}"
+        return f"{no_list}: this is perhaps no server with the OpenAI API, or its API has another path"
     if model not in names:
         offered = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
         return f"the endpoint has no model {model!r}; it offers {offered or 'none'}: name one of them"

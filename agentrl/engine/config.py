@@ -80,13 +80,15 @@ class EngineConfig(Config):
     keep_episode_steps: int | None = Field(default=None, ge=1)
     """Steps whose training episodes stay on disk; the index and the evaluations stay anyway. None: all steps."""
 
-    def probe_bounds(self, computed: ComputeType) -> LogprobTolerance:
-        """Return what the probe may differ by where the coarser side computes in `computed`."""
-        asked = self.probe_tolerance
-        return PROBE_TOLERANCE[computed] if asked is None else LogprobTolerance(largest=asked)
 
-    def spot_bounds(self, computed: ComputeType) -> LogprobTolerance:
-        """Return the same for the calls of a spot check."""
-        asked = self.logprob_tolerance
-        usual = LOGPROB_TOLERANCE[computed] if asked is None else LogprobTolerance(mean=asked)
-        return replace(usual, largest=self.max_logprob_difference)
+def probe_bounds(config: EngineConfig, computed: ComputeType) -> LogprobTolerance:
+    """Return what the probe may differ by where the coarser side computes in `computed`."""
+    asked = config.probe_tolerance
+    return PROBE_TOLERANCE[computed] if asked is None else LogprobTolerance(largest=asked)
+
+
+def spot_bounds(config: EngineConfig, computed: ComputeType) -> LogprobTolerance:
+    """Return the same for the calls of a spot check."""
+    asked = config.logprob_tolerance
+    usual = LOGPROB_TOLERANCE[computed] if asked is None else LogprobTolerance(mean=asked)
+    return replace(usual, largest=config.max_logprob_difference)

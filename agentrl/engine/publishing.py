@@ -21,7 +21,7 @@ import anyio.to_thread
 import numpy as np
 from anyio.abc import TaskGroup
 
-from agentrl.engine.config import ComputeType, EngineConfig
+from agentrl.engine.config import ComputeType, EngineConfig, probe_bounds
 from agentrl.engine.journal import LoopState
 from agentrl.engine.report import PublishReport, SyncCost
 from agentrl.errors import AgentRLError, WeightSyncError
@@ -91,7 +91,7 @@ class WeightPublisher:
         self._keep_published = config.keep_published
         self._keep_checkpoints = config.keep_checkpoints
         self._probe_ids = np.asarray(probe_ids, np.int32)
-        self._tolerance = config.probe_bounds(compute_type)
+        self._tolerance = probe_bounds(config, compute_type)
 
     async def hold(self, version: int) -> HeldVersion:
         """Hold the trainer's weights as `version`, for `send`."""

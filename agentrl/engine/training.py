@@ -29,7 +29,7 @@ from agentrl.data.digest import TaskDigest
 from agentrl.data.draw import TaskDraw
 from agentrl.engine.alarms import Alarms
 from agentrl.engine.batch import PreparedBatch, prepare_batch
-from agentrl.engine.config import MAX_SKIPPED_CHECKS
+from agentrl.engine.config import MAX_SKIPPED_CHECKS, spot_bounds
 from agentrl.engine.estimates import verified_groups
 from agentrl.engine.evaluate import EvaluationQueue
 from agentrl.engine.inflight import FinishedCall, FinishedCalls
@@ -81,7 +81,7 @@ class SpotCheck:
         self._trainer, self._calls, self._engine = parts.trainer, calls, parts.engine
         self.servers = parts.inference if isinstance(parts.inference, ServerSet) else None
         """The servers that can be asked and taken out; None: there is only one."""
-        self._tolerance = parts.engine.spot_bounds(parts.compute_type)
+        self._tolerance = spot_bounds(parts.engine, parts.compute_type)
         self._episodes_per_step = parts.algorithm.groups_per_step * parts.algorithm.group_size
         self._unchecked: Counter[str] = Counter()
         self._reasons: dict[str, str] = {}

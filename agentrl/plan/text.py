@@ -15,7 +15,7 @@ from agentrl.config.route import Route
 from agentrl.config.run import COMMAND_WORKFLOW
 from agentrl.data.config import SourceConfig, WeightedSource
 from agentrl.data.source import never_ends
-from agentrl.engine.config import INTERRUPT_S, MAX_SKIPPED_CHECKS
+from agentrl.engine.config import INTERRUPT_S, MAX_SKIPPED_CHECKS, probe_bounds, spot_bounds
 from agentrl.inference.backend import LogprobTolerance
 from agentrl.inference.config import first_gpu, runs_on_cpu, tensor_parallel
 from agentrl.plan.basis import DEFAULT_GPU
@@ -363,13 +363,13 @@ def _updates(config: RunConfig, route: Route, memory: RunMemory | None) -> str:
     if engine.overlap_publication:
         when, often = "; the next batch is trained meanwhile", f"before each step, or every {MAX_SKIPPED_CHECKS + 1}th,"
     checks = (
-        f"checksum compared, probe within {_bounds(engine.probe_bounds(config.compute_type))}; {often} log-probs of every "
-        f"server recomputed, within {_bounds(engine.spot_bounds(config.compute_type))}"
+        f"checksum compared, probe within {_tolerance(probe_bounds(engine, config.compute_type))}; {often} log-probs of "
+        f"every server recomputed, within {_tolerance(spot_bounds(engine, config.compute_type))}"
     )
     return f"{way}, {route.reason}{when}; {checks}; pause {mode} ({meaning})"
 
 
-def _bounds(tolerance: LogprobTolerance) -> str:
+def _tolerance(tolerance: LogprobTolerance) -> str:
     parts = [
         *([] if tolerance.largest is None else [f"{tolerance.largest:g} nats"]),
         *([] if tolerance.mean is None else [f"{tolerance.mean:g} nats on average"]),

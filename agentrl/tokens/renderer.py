@@ -21,7 +21,7 @@ import numpy as np
 
 from agentrl.errors import ConfigError, ContextOverflow, TokenError
 from agentrl.tokens.breaks import restored
-from agentrl.tokens.formats import TOOL_FORMATS, ToolFormatName
+from agentrl.tokens.formats import TOOL_FORMATS
 from agentrl.tokens.messages import plain_message, roles_of
 from agentrl.tokens.parse import THINK_CLOSE, THINK_OPEN, ParsedMessage, ToolFormat, parse_text
 from agentrl.tokens.template.model_calls import WITHOUT_CALLS, WITHOUT_TOOLS, ModelCalls
@@ -29,7 +29,7 @@ from agentrl.tokens.template.probing import QUESTION, TemplateTraits, try_out
 from agentrl.tokens.template.rendering import ChatTemplate, PlainMessage, Rendered, ToolSchemas
 from agentrl.tokens.template.round_trip import answer_text
 from agentrl.tokens.tokenizer.codec import IncrementalDecoder, ModelFiles, TokenCodec, read_model_files
-from agentrl.types import BoolArray, Int32Array, Message
+from agentrl.types import BoolArray, Int32Array, Message, ToolFormatName
 
 _FIRST_ANSWER = "message 0 is an assistant message; put a system or user message before it"
 

@@ -22,7 +22,7 @@ from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
 from agentrl.config.base import Config
 from agentrl.config.describe import field_docstrings
 from agentrl.data.config import WeightedSource
-from agentrl.engine.config import LOGPROB_TOLERANCE, PROBE_TOLERANCE
+from agentrl.engine.config import LOGPROB_TOLERANCE, PROBE_TOLERANCE, probe_bounds, spot_bounds
 from agentrl.errors import ConfigError
 from agentrl.inference.backend import LogprobTolerance
 from agentrl.inference.config import InferenceConfig
@@ -403,8 +403,8 @@ def test_servers_compute_as_the_trainer_and_the_checks_tolerate_what_that_costs(
 ) -> None:
     run = parse_config(GOOD | change)
     assert run.resolved_inference.dtype == dtype
-    assert run.engine.probe_bounds(run.compute_type) == probe
-    assert run.engine.spot_bounds(run.compute_type) == spot
+    assert probe_bounds(run.engine, run.compute_type) == probe
+    assert spot_bounds(run.engine, run.compute_type) == spot
 
 
 @pytest.mark.parametrize("flags", [["trainer.lr", "1"], ["--trainer.lr"], ["--trainer.lr", "--seed"], ["--seed.deep", "1"]])

@@ -46,15 +46,15 @@ from tests.support.journeys import JourneyRecorder, ProcessRecordings, environme
 
 MAX_FILES_PER_CALL = 21
 """Driver side: from `chat.completions.create` to the server's socket and back, in the third turn of an episode."""
-MAX_FILES_PER_UPDATE = 12
+MAX_FILES_PER_UPDATE = 14
 """Driver side: from `WeightPublisher.hold`, with the files written, until every server samples with the new weights."""
-MAX_FILES_PER_GROUP = 40
+MAX_FILES_PER_GROUP = 41
 """From the end of a group's last episode through buffer, batch and advantages to the end of the optimizer step."""
-MAX_FILES_PER_SHIPPED_UPDATE = 30
+MAX_FILES_PER_SHIPPED_UPDATE = 32
 """From `WeightPublisher.hold` until every server samples with the new weights, with the trainer in its process."""
-MAX_FILES_PER_SHIPPED_GROUP = 53
+MAX_FILES_PER_SHIPPED_GROUP = 54
 """As `MAX_FILES_PER_GROUP`, with the trainer in its process and records of episodes."""
-MAX_FILES_PER_START = 103
+MAX_FILES_PER_START = 109
 """Driver side: from `python -m agentrl train FILE` until a workflow runs; the imports of modules do not count."""
 TURNS = 3
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'

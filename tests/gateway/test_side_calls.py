@@ -166,7 +166,7 @@ async def test_a_rule_gives_the_agents_of_a_program_without_marks_their_roles(di
 @pytest.mark.parametrize("rule", [{"prompts": []}, {}, {"prompts": ["x"], "models": ["y"]}])
 def test_a_rule_of_a_role_that_finds_no_call_is_refused(rule: dict[str, Any]):
     with pytest.raises(ValidationError, match="subagent"):
-        DoorSettings(roles={"subagent": rule})
+        DoorSettings.model_validate({"roles": {"subagent": rule}})
 
 
 def titles(url: str) -> DoorSettings:

@@ -17,8 +17,7 @@ from agentrl.episode.codec import unpacked
 from agentrl.errors import ConfigError, InvariantError, WorkflowError
 from agentrl.inference.backend import Context, Generation
 from agentrl.processes.frames import decoded
-from agentrl.tokens.formats import ToolFormatName
-from agentrl.types import Int32Array, Task
+from agentrl.types import Int32Array, Task, ToolFormatName
 
 MAX_MESSAGE_BYTES = 1 << 28
 """Largest body: a trajectory of about 20 million tokens."""

@@ -175,7 +175,7 @@ class Changes:
             parts = Path(member.name).parts
             if parts and ".." not in parts and not member.name.startswith("/"):
                 yield member, os.path.join(self.root, *parts)
-            archive.members = []  # they are not looked at again, and may be many
+            archive.members = []  # pyright: ignore[reportAttributeAccessIssue] - they are not looked at again, and may be many
 
 
 def let_in(folder: str, known: os.stat_result) -> list[tuple[str, int]]:

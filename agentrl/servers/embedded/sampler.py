@@ -26,7 +26,7 @@ class Shaping(NamedTuple):
 
     penalized: list[tuple[int, str]]
     """(row of logits, rid) of each request that has penalties."""
-    index: Tensor
+    places: Tensor
     """Where their counts are."""
     short: list[tuple[int, list[int]]]
     """(row of logits, tokens that it must not sample yet)."""
@@ -81,7 +81,7 @@ class Penalties:
 
     def _apply(self, logits: Tensor, shaping: Shaping) -> None:
         """Change the logits of penalized rows by SGLang's formulas: output tokens count, those of the prompt do not."""
-        index = shaping.index
+        index = shaping.places
         where = torch.tensor([at for at, _ in shaping.penalized], device=self._device)
         counts = self._outputs[index]
         frequency, presence, repetition = (column[:, None] for column in self._factors[index].unbind(1))

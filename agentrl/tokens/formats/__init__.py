@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from agentrl.tokens.formats.cohere import COHERE
 from agentrl.tokens.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31, DEEPSEEK_V32
@@ -23,13 +22,6 @@ from agentrl.tokens.formats.pythonic import LFM2, PYTHONIC
 from agentrl.tokens.formats.qwen_coder import QWEN_CODER
 from agentrl.tokens.formats.seed_oss import SEED_OSS
 from agentrl.tokens.parse import ToolFormat
-
-ToolFormatName = Literal[
-    "auto", "hermes", "qwen_coder", "glm", "mistral", "mistral_v11", "deepseek_v3", "deepseek_v31", "deepseek_v32",
-    "kimi_k2", "harmony", "minimax_m1", "minimax_m2", "phi_4", "granite_3", "nemotron_2", "seed_oss", "lfm2",
-    "tool_calls", "functools", "apertus", "cohere", "functionary_v31", "functionary_v32", "xlam", "llama", "pythonic",
-]  # fmt: skip
-"""A form by name, or `auto`."""
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     form.name: form

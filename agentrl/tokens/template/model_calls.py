@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import ConfigError, TokenError
-from agentrl.tokens.formats import TOOL_FORMATS, ToolFormatName
+from agentrl.tokens.formats import TOOL_FORMATS
 from agentrl.tokens.parse import CallLimits, ToolFormat
 from agentrl.tokens.template.described_tools import DescribingTemplate
 from agentrl.tokens.template.probing import CallStyle, TemplateProber, wants_text_arguments
 from agentrl.tokens.template.rendering import ChatTemplate, GuardedTemplate
 from agentrl.tokens.template.round_trip import FoundFormat, RoundTrip
 from agentrl.tokens.template.written_calls import WritingTemplate
+from agentrl.types import ToolFormatName
 
 _DESCRIBING = [name for name, form in TOOL_FORMATS.items() if form.writer]
 WITHOUT_TOOLS = (

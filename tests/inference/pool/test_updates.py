@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agentrl.errors import ServerUnavailable, WeightSyncError
-from agentrl.inference.backend import Generation, Probe, UpdateReport
+from agentrl.inference.backend import Generation, LogprobTolerance, Probe, UpdateReport
 from agentrl.inference.pool.members import State
 from agentrl.servers.scripted.server import (
     ControlCall,
@@ -274,7 +274,7 @@ async def test_a_probe_that_differs_stops_the_update_with_the_figures() -> None:
     ids = np.array([1, 5, 9, 2], np.int32)
     async with pool_of(*servers) as pool:
         servers[1].control_faults["score"] = Fault.WRONG_WEIGHTS
-        with pytest.raises(WeightSyncError, match=r"scripted://1: with version 1, .* differ .* by up to 5.00e-01 nats"):
+        with pytest.raises(WeightSyncError, match=r"scripted://1: with version 1, .* differ .* by 0\.5 nats at most"):
             await pool.update_weights(publication(1), Probe(token_ids=ids, logprobs=scripted_logprobs(ids, version=1)))
         assert not any(server.paused for server in servers)
 
@@ -284,10 +284,10 @@ async def test_a_probe_judges_the_largest_difference_of_any_token() -> None:
     for changed, fails in ((0.15, False), (0.25, True)):
         logprobs = scripted_logprobs(ids, version=1)
         logprobs[2] += changed
-        probe = Probe(token_ids=ids, logprobs=logprobs, tolerance=0.2)
+        probe = Probe(token_ids=ids, logprobs=logprobs, tolerance=LogprobTolerance(largest=0.2))
         async with pool_of(server) as pool:
             if fails:
-                with pytest.raises(WeightSyncError, match=r"by up to 2\.50e-01 nats, tolerance 2e-01"):
+                with pytest.raises(WeightSyncError, match=r"by 0\.25 nats at most, over 0\.2:"):
                     await pool.update_weights(publication(1), probe)
             else:
                 report = await pool.update_weights(publication(1), probe)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from agentrl.client import Client, EpisodeSettings, PolicyBackend, SamplingConfig

@@ -29,8 +29,8 @@ from agentrl.files import write_json
 from agentrl.foreign import one_line, visible
 from agentrl.inference.backend import TEMPERATURE_RULE, is_temperature
 from agentrl.inference.config import has_credentials
-from agentrl.tokens.formats import ToolFormatName
 from agentrl.tools import Tool, reply_to, tool
+from agentrl.types import ToolFormatName
 from agentrl.user_code import import_user_object
 from agentrl.weights.merging import whole_model
 

@@ -22,8 +22,8 @@ from agentrl.gateway import Gateway
 from agentrl.servers.embedded.faults import parse_faults
 from agentrl.servers.http.app import AddRoutes
 from agentrl.servers.serve import ServeOptions, run_server
-from agentrl.tokens.formats import ToolFormatName
 from agentrl.tokens.renderer import Renderer
+from agentrl.types import ToolFormatName
 from agentrl.watchdog.signals import interrupt_from, print_interrupt
 from agentrl.weights.merging import whole_model
 

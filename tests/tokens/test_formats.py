@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from agentrl.client.deltas import DeltaSplitter
 from agentrl.errors import ConfigError, TokenError
-from agentrl.tokens.formats import TOOL_FORMATS, ToolFormatName
+from agentrl.tokens.formats import TOOL_FORMATS
 from agentrl.tokens.formats.tagged import typed_value
 from agentrl.tokens.renderer import Renderer
+from agentrl.types import ToolFormatName
 from tests.tokens.dialogues import ONE, TOOL, TWO, assistant, call, calls, result, system, user
 from tests.tokens.stand_ins import WITHOUT_CALLS, WITHOUT_TOOLS, source_of, without_quotes, write_model
 

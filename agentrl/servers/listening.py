@@ -119,6 +119,13 @@ class Connections:
         if handler in self._open:
             self._open[handler].answered()
 
+    async def close(self) -> None:
+        """Abort the connections that are left when the listener is closed, and wait until each is lost."""
+        while self._open:
+            for connection in [*self._open.values()]:
+                connection.abort()
+            await anyio.lowlevel.checkpoint()
+
 
 class _Connection(asyncio.Protocol):
     """Hands a connection on to aiohttp's handler, and closes it when headers are late.
@@ -129,12 +136,19 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, handler: web.RequestHandler, headers_s: float, on_lost: partial[object]) -> None:
         self._handler, self._headers_s, self._on_lost = handler, headers_s, on_lost
+        self._transport: asyncio.BaseTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._in_request = self._is_pipelined = False
         self._body_size: int | None = None
         self._expect_request()
 
+    def abort(self) -> None:
+        """Drop the connection with what its client has not read; one that is not made yet stays."""
+        if isinstance(self._transport, asyncio.WriteTransport):
+            self._transport.abort()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
         self._await_headers()  # of the first request, which has not begun yet
         self._handler.connection_made(transport)
 
@@ -239,10 +253,22 @@ async def listening(
         bound = listener.sockets[0].getsockname()
         yield f"http://[{bound[0]}]:{bound[1]}" if ":" in str(bound[0]) else f"http://{bound[0]}:{bound[1]}"
     finally:
-        if listener is not None:
-            listener.close()
-        with anyio.CancelScope(shield=True):  # waits at most _SHUTDOWN_S for handlers
-            await runner.cleanup()
+        with anyio.CancelScope(shield=True):
+            if listener is not None:
+                await _close_listener(listener)
+            await runner.cleanup()  # waits at most _SHUTDOWN_S for handlers
+            await connections.close()
+
+
+async def _close_listener(listener: asyncio.Server) -> None:
+    """Accept no more connections, and close the port once those that were accepted are made.
+
+    asyncio leaks a connection whose server closes between the two: its transport asserts that the server is open.
+    """
+    for each in listener.sockets:
+        asyncio.get_running_loop().remove_reader(each.fileno())
+    await anyio.lowlevel.checkpoint()
+    listener.close()
 
 
 class AllowedOrigins:

@@ -68,5 +68,5 @@ async def test_records_keep_it_metrics_count_it_and_older_records_lack_it(make_c
 def test_the_plan_says_so_where_the_run_file_sets_it(top_p: float) -> None:
     from agentrl.plan.text import sampling_line
 
-    config = RunConfig.model_construct(sampling=SamplingConfig(top_p=top_p))
+    config = RunConfig.model_construct(sampling=SamplingConfig(top_p=top_p), workflow="agent:Agent")
     assert ("truncated" in sampling_line(config)) == (top_p < 1)

@@ -93,7 +93,7 @@ def test_the_record_has_the_fields_that_are_declared_and_is_read_as_the_same_tra
     line = encode_line(trajectory_record(ended(trajectory)))
     raw, read = json.loads(line), stored_trajectory(line)
     assert {*raw} == {*RECORDED_EPISODE, "purpose", "group", "step", "policy_version", "episode_return", "success"}
-    assert [*raw["turns"][0]] == [*RECORDED_TURN]
+    assert [*raw["turns"][0]] == [name for name in RECORDED_TURN if name != "truncated_by"]  # as no token was ruled out
     assert (raw["group"], raw["episode_return"], raw["success"], read.failure, read.metrics) == (
         0,
         2.0,

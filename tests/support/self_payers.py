@@ -36,7 +36,7 @@ def raw(text):
     with suppress(OSError), socket.create_connection((PLACE.hostname, PLACE.port), timeout=20) as channel:
         channel.sendall(text.encode())
         while channel.recv(65536):
-            pass
+            channel.settimeout(1)  # a server may keep the connection open behind its answer
 
 def post_text(path, body, *headers):
     lines = [f"POST {path} HTTP/1.1", f"Host: {PLACE.netloc}", "Content-Type: application/json", *headers]

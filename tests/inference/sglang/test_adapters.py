@@ -227,7 +227,11 @@ async def test_a_server_that_forgets_the_adapter_after_the_update_fails_the_next
     engine, calls = engine_of(base), FinishedCalls()
     async with pool_over(engine) as pool:
         parts = SimpleNamespace(
-            trainer=MergedTrainer(base, folder), inference=pool, engine=EngineConfig(), algorithm=AlgorithmConfig()
+            trainer=MergedTrainer(base, folder),
+            inference=pool,
+            engine=EngineConfig(),
+            algorithm=AlgorithmConfig(),
+            compute_type="float32",
         )
         check = SpotCheck(cast("EngineParts", parts), calls)
         await pool.update_weights(published(folder, 1), probe_of(base, folder))

@@ -23,20 +23,37 @@ from agentrl.gateway.body import CallRefused
 
 _LOG: Final = logging.getLogger("agentrl.online")
 _KEY_BYTES: Final = 32
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/(calls|feedback))?")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _MINUTE_S: Final = 60.0
 _SHAPE: Final = "expected lines of a name and the SHA-256 of a key; `agentrl online FILE --new-key NAME` writes one"
 
 
 class ClientKey:
-    """One client: its limits, and its use of them."""
+    """One key of a client: what it opens, its limits, and its use of them.
+
+    Args:
+        name: of the client, and `/calls` or `/feedback` behind it for a key that opens only that.
+        requests_per_minute: see `KeyRing`.
+        max_calls: see `KeyRing`.
+    """
 
     def __init__(self, name: str, *, requests_per_minute: int, max_calls: int) -> None:
-        self.name = name
+        self.key_name = name
+        self.name, _, self._opens = name.partition("/")
         self._per_minute, self._max_calls = requests_per_minute, max_calls
         self._recent: deque[float] = deque()
         self._running = 0
+
+    def check_route(self, route: str) -> None:
+        """Raise `CallRefused` (403) where the key does not open a route: `feedback`, or one of the model."""
+        opens = "feedback" if route == "feedback" else "calls"
+        if self._opens not in ("", opens):
+            raise CallRefused(
+                f"this key opens {self._opens} alone; use the key {self.name}/{opens}",
+                status=403,
+                code="permission_denied",
+            )
 
     def count_request(self) -> None:
         """Count a request.
@@ -115,7 +132,7 @@ class KeyRing:
         self._clients = {}
         for name, digest in hashes:
             kept = before.get(digest)
-            is_same = kept is not None and kept.name == name
+            is_same = kept is not None and kept.key_name == name
             self._clients[digest] = (
                 kept if is_same and kept else ClientKey(name, requests_per_minute=per_minute, max_calls=max_calls)
             )
@@ -181,7 +198,10 @@ def read_key_hashes(file: Path | None, variable: str | None) -> list[tuple[str, 
 def add_key(file: Path, name: str) -> str:
     """Return a new key whose hash is in the file from now on; the key itself is nowhere else."""
     if _NAME.fullmatch(name) is None:
-        raise ConfigError(f"--new-key: expected a name of letters, digits, '.', '_' and '-', got {name!r:.80}")
+        raise ConfigError(
+            f"--new-key: expected a name of letters, digits, '.', '_' and '-', perhaps with /calls or "
+            f"/feedback behind it, got {name!r:.80}"
+        )
     known = dict(_read_lines_of_keys(file)) if file.exists() else {}
     key = secrets.token_urlsafe(_KEY_BYTES)
     _add_name(known, name, hash_key(key), str(file))

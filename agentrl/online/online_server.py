@@ -56,6 +56,7 @@ class OnlineServer:
         place, client = place_of(request), self._keys.client(sent_key(request))
         if request.method != "POST":
             return answer_other(request, place.route)
+        client.check_route(place.route)
         client.count_request()
         if place.route == "feedback":
             return await self._feedback(client.name, await request.read())

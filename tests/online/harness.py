@@ -26,7 +26,7 @@ from agentrl.trainer.scripted import ScriptedTrainer
 from tests.engine.harness import make_parts
 from tests.rollout.harness import PATIENCE_S, make_server, says
 
-KEYS = {"web": "key-of-web", "app": "key-of-app"}
+KEYS = {name: f"key-of-{name}" for name in ("web", "app", "agent/calls", "agent/feedback")}
 
 
 @dataclass(slots=True, kw_only=True)

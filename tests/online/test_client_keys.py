@@ -31,6 +31,15 @@ def test_keys_come_and_go_while_a_run_serves(tmp_path: Path) -> None:
     assert ring.accepts(app)
 
 
+@pytest.mark.parametrize("name", ["web/", "web/all", "/calls", "web/calls/feedback", "a b", ""])
+def test_a_name_opens_calls_feedback_or_both(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="perhaps with /calls or /feedback behind it"):
+        add_key(tmp_path / "keys.txt", name)
+    opened = {each: add_key(tmp_path / "keys.txt", each) for each in ("web", "web/calls", "web/feedback")}
+    ring = KeyRing(read_key_hashes(tmp_path / "keys.txt", None), requests_per_minute=1, max_calls=1)
+    assert {ring.client(key).name for key in opened.values()} == {"web"}
+
+
 def test_an_address_that_is_taken_is_found_before_anything_is_made() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="cannot listen"):
         check_listening("127.0.0.1", taken.getsockname()[1])

@@ -84,6 +84,26 @@ async def test_feedback_that_cannot_count_is_refused_with_a_reason(tmp_path: Pat
             assert (found, "has ended" in body["error"]["message"]) == (409, True)
 
 
+async def test_a_program_with_a_key_for_calls_alone_cannot_pay_itself(tmp_path: Path, renderer: Renderer) -> None:
+    async with online_run(tmp_path / "run", renderer) as run:
+        answer, conversation = await run.chat("Hello.", key="agent/calls")
+        body = {"reward": 1.0, "response_id": answer["id"]}
+        for path in (
+            "/feedback",
+            "/v1/feedback",
+            f"/c/{conversation}/feedback",
+            f"/c/{conversation}/v1/feedback",
+            "//feedback",
+        ):
+            status, refusal, _ = await run.post(path, body, key="agent/calls")
+            assert status in (403, 404), (path, refusal)
+        found, refusal = await run.feedback(1.0, conversation_id=conversation, key="agent/calls")
+        assert (found, "use the key agent/feedback" in refusal["error"]["message"]) == (403, True)
+        asked = {"model": "policy", "messages": [{"role": "user", "content": "Hello."}]}
+        assert (await run.post("/v1/chat/completions", asked, key="agent/feedback"))[0] == 403
+        assert (await run.feedback(1.0, conversation_id=conversation, key="agent/feedback"))[0] == 200
+
+
 async def test_a_conversation_is_found_by_its_id_and_by_the_response_that_it_continues(
     tmp_path: Path, renderer: Renderer
 ) -> None:

@@ -45,7 +45,7 @@ def online_command(
     Args:
         config: YAML file that describes the run; workflow and tasks are for evaluations alone and may be missing.
         overrides: Fields of the file to override, such as --trainer.lr 1e-5 --name second-try.
-        keys: File of the clients: lines of a name and the SHA-256 of a key.
+        keys: File of the clients: lines of a name and the SHA-256 of a key. NAME/calls and NAME/feedback open one of both.
         keys_env: Environment variable with the clients, as NAME:KEY words.
         new_key: Make a key for a client of this name, print it, add its hash to the file --keys, and start nothing.
         host: Address to listen on.

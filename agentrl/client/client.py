@@ -143,6 +143,15 @@ class Client(AsyncOpenAI):
         """The error of the last failed or refused call, caught or not; None if a later call completed."""
         return self.episode.calls.unresolved
 
+    def settle_refusals(self) -> None:
+        """Let calls that were refused for what they asked be the policy's doing, once the last one has ended.
+
+        Where the policy writes requests of its own, as by a shell beside its agent, a wrong one would else turn a bad reward
+        into a failure, from which nothing learns. The metric `refused_calls` counts them. A server that failed stays one.
+        """
+        if (num_refused := self.episode.calls.settle_refusals()) > 0:
+            self.record(refused_calls=num_refused)
+
     def role(self, name: str) -> Self:
         """Return a client of the same episode whose turns have the role `name`, such as `critic`.
 

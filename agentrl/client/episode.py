@@ -21,7 +21,7 @@ import numpy as np
 from agentrl.client.offline import call_timeout, left_running
 from agentrl.concurrency import EndOfEpisode, ending_quietly, loop_time
 from agentrl.episode.checks import check_reward_parts
-from agentrl.errors import AgentRLError, EpisodeLimit, RewardError, ServerTimeout, WorkflowError
+from agentrl.errors import AgentRLError, EpisodeLimit, RequestRejected, RewardError, ServerTimeout, TokenError, WorkflowError
 from agentrl.inference.backend import Generation
 from agentrl.types import BranchPath, EpisodeFailure, StopReason, Trajectory, Turn
 
@@ -33,6 +33,8 @@ MISSES_METRIC: Final = "unsupported_misses"
 """Answers that miss what their call demanded, where prompts ask for it (`sampling.unsupported: prompt`)."""
 UNREPORTED_METRIC: Final = "unreported_calls"
 """Calls that the agent gave up, and whose output the server did not report."""
+_REFUSALS: Final = (WorkflowError, TokenError, RequestRejected)
+"""Errors of a call whose contents are the reason."""
 BUSY_SHARE: Final = 0.5
 """Share of an episode's deadline; calls of less time in all are not the reason why the episode missed it."""
 LONG_CALL_SHARE: Final = 0.1
@@ -396,6 +398,13 @@ class EpisodeCalls:
     def resolve(self, count: int) -> None:
         """Count the first `count` failures as resolved."""
         self._resolved = max(self._resolved, count)
+
+    def settle_refusals(self) -> int:
+        """Count the calls that were refused for what they asked as resolved, and return their number."""
+        still_open = [each for each in self._failures[self._resolved :] if not isinstance(each, _REFUSALS)]
+        num_refused = sum(isinstance(each, _REFUSALS) for each in self._failures)
+        self._failures[self._resolved :] = still_open
+        return num_refused
 
     def clip(self, max_tokens: int) -> int:
         """Return the output limit of a call, lowered to the tokens that are left."""

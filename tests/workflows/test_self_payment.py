@@ -69,6 +69,31 @@ def test_no_program_pays_itself_from_the_sandbox() -> None:
     assert found.metrics["gateway.refused_rewards"] > 50
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "temperature='hot'",
+        "logit_bias={'5': 100}",
+        "tool_choice={'type': 'function', 'function': {'name': 'none'}}",
+        "messages=[{'role': 'user', 'content': [{'type': 'image_url', 'image_url': {'url': 'data:,a'}}]}]",
+        "messages=[{'role': 'user', 'content': 5}]",
+        "stop=[''] * 9",
+        "max_tokens=-1",
+    ],
+)
+@pytest.mark.parametrize(("end", "reward"), [("", 0.0), ("os.kill(os.getpid(), 9)", -1.0)])
+def test_no_program_escapes_its_reward_by_a_call_that_is_refused(call: str, end: str, reward: float) -> None:
+    found = ran(f"ask({call})\n{end}", **UNPAID, on_crash="reward", crash_reward=-1.0)
+    assert found.failure is None, found.failure
+    assert (found.final_reward, found.metrics["refused_calls"]) == (reward, 1.0)
+
+
+def test_a_refused_call_of_a_program_that_is_trusted_to_end_well_is_a_failure() -> None:
+    found = ran("ask(temperature='hot')", **UNPAID)
+    assert found.failure is not None
+    assert "temperature must be a number" in found.failure.message
+
+
 def test_a_result_file_is_the_reward_and_posts_beside_it_are_not() -> None:
     found = ran("send(DOOR + '/reward'); Path('reward.json').write_text('0.25')", result="reward.json")
     assert found.final_reward == 0.25

@@ -160,6 +160,8 @@ class CommandWorkflow(RolloutWorkflow):
             await anyio.to_thread.run_sync(self._prepare, place, task)
             async with client.served(self._settings) as door:
                 left = await self._play(task, door, place)
+            if self._settings.on_crash == "reward":
+                client.settle_refusals()
             try:
                 return await self._reward(task, client, left)
             except WorkflowError as error:

@@ -68,9 +68,10 @@ async def test_a_program_that_never_asks_the_policy_is_a_failure(tmp_path: Path)
 
 async def test_no_command_in_the_container_pays_itself(tmp_path: Path) -> None:
     task = write_problem(tmp_path, "count-lines")
-    hostile = ["python3", "-c", PREPARED + 'name = ask()["id"]' + PAYS]
+    hostile = ["python3", "-c", PREPARED + 'name = ask()["id"]' + PAYS + "ask(temperature='hot')"]
     played = await play_async(TerminalCommand, task, lambda _: "Done.", workflow_args={**AGENT, "command": hostile})
     assert played.failure is None, played.failure
     assert (played.final_reward, played.metrics["exit_status"]) == (0.0, 0)
     assert all(turn.reward is None for turn in played.turns)
     assert played.metrics["gateway.refused_rewards"] == 2.0
+    assert played.metrics["refused_calls"] == 1.0, "a wrong call is no way out of the tests"

@@ -77,6 +77,7 @@ class TerminalCommand(TerminalWorkflow):
         allowed_s = min(self._timeout_s, place.harbor.agent_timeout_s or self._timeout_s)
         environment = {**place.door.environment(), **self._env}
         result = await place.container.execute(words, environment=environment, timeout_s=allowed_s)
+        client.settle_refusals()  # the model's commands could send one to escape the tests
         if client.unresolved_error is not None:
             raise client.unresolved_error
         if result.ended is Ending.EXITED and result.exit_status in _NOT_STARTED and not client.turns:

@@ -129,6 +129,8 @@ class TerminalWorkflow(RolloutWorkflow):
                 async with run as container:
                     turns = TurnFeedback(places.feedback, container, harbor, limits, self._feedback_weight)
                     await work(task, client, Workplace(container, harbor, door, turns))
+            if self.served:
+                client.settle_refusals()  # of processes that went on when the agent had ended
             verdict = await places.verifier.verify(bench, harbor, limits)
         await places.verifier.refuse_own_faults(verdict, harbor, limits)
         parts = {f"reward.{name}": value for name, value in verdict.parts.items() if name.isidentifier()}

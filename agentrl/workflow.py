@@ -131,7 +131,7 @@ class GroupWorkflow(RolloutWorkflow):
         """Return the final reward of each episode, which takes the place of what `run` returned; or its advantage.
 
         The objective is the expected own score less the mean of the others. `MemberAdvantages` are trained as they are, and
-        the final rewards stay those of `run` (`agentrl.reward.pass_at_k.pass_at_k`).
+        the final rewards stay those of `run` (`agentrl_rewards.pass_at_k.pass_at_k`).
 
         Called once, with the members that did not fail, in order. A failure is repeated up to `rollout.episode_retries`
         times; then every member is a failed episode, and the group is dropped.

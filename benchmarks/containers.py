@@ -25,14 +25,14 @@ from pathlib import Path
 import anyio
 
 from agentrl.errors import EnvironmentFault
-from agentrl.sandbox.bubblewrap.host import find_host
-from agentrl.sandbox.containers import BubblewrapContainers, open_containers
-from agentrl.sandbox.containers.fleet.fleet import open_fleet
-from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
-from agentrl.sandbox.containers.roots import CONTAINER_UID
-from agentrl.sandbox.types import Limits
-from agentrl.servers.container_host import HostOptions, serving_containers
-from agentrl.servers.sandbox import MAX_LIMITS
+from agentrl_sandbox.bubblewrap.host import find_host
+from agentrl_sandbox.containers import BubblewrapContainers, open_containers
+from agentrl_sandbox.containers.fleet.fleet import open_fleet
+from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
+from agentrl_sandbox.containers.roots import CONTAINER_UID
+from agentrl_sandbox.hosts.container_server import HostOptions, serving_containers
+from agentrl_sandbox.hosts.sandbox_server import MAX_LIMITS
+from agentrl_sandbox.types import Limits
 from benchmarks.machine import describe_machine
 from benchmarks.sandbox import quantiles
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import anyio
 
-from agentrl.reward.equivalence import MathGrader
-from agentrl.reward.workers import GraderLimits
+from agentrl_rewards.equivalence import MathGrader
+from agentrl_rewards.workers import GraderLimits
 
 Row = tuple[str, str, bool]
 NUM_FIELDS = 3

@@ -38,14 +38,14 @@ from agentrl.client import Client
 from agentrl.commands.train import train_run
 from agentrl.config import RunConfig, load_config
 from agentrl.observe.progress import NoProgress
-from agentrl.plan.basis import measured_machines
-from agentrl.simulate.costs import AssumedUse, CostModel, HostCost, ModelSize, fleet_of_run, gpu_costs, shape_of_run
-from agentrl.simulate.fitting import fit_run
-from agentrl.simulate.outcome import SimulatedRun
-from agentrl.simulate.play import play_run
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
+from agentrl_simulate.costs import AssumedUse, CostModel, HostCost, ModelSize, fleet_of_run, gpu_costs, shape_of_run
+from agentrl_simulate.fitting import fit_run
+from agentrl_simulate.outcome import SimulatedRun
+from agentrl_simulate.plan.basis import measured_machines
+from agentrl_simulate.play import play_run
 from benchmarks.machine import describe_machine
 from benchmarks.paced_servers import PacedSettings
 from tests.support.tiny import build_tokenizer

@@ -2,7 +2,7 @@
 
 Run by benchmarks/overlap.py as a process of its own. A server samples letters, ended by the end of the turn, with the
 log-prob of the uniform distribution, which is what a model with a head of zeros gives. How long an answer is follows from
-its episode and turn. Requests that run together share the speed of the curve (`agentrl.simulate.servers.SimulatedServer`, in
+its episode and turn. Requests that run together share the speed of the curve (`agentrl_simulate.servers.SimulatedServer`, in
 real time); pauses, updates and retractions take effect between two tokens, as on a real server.
 """
 
@@ -33,10 +33,10 @@ from agentrl.servers.engine import (
 )
 from agentrl.servers.scripted.engine import ScriptedEngine, ScriptedGroups
 from agentrl.servers.serve import serving
-from agentrl.simulate.costs import ServerCost
-from agentrl.simulate.servers import SimulatedCall, SimulatedServer
-from agentrl.simulate.workload import LognormalSource
 from agentrl.weights.tensors import read_safetensors
+from agentrl_simulate.costs import ServerCost
+from agentrl_simulate.servers import SimulatedCall, SimulatedServer
+from agentrl_simulate.workload import LognormalSource
 
 LETTERS = 16
 """Different tokens that are sampled."""

@@ -28,9 +28,9 @@ import torch
 from transformers.utils import logging
 
 from agentrl.client import Client, DoorSettings, EpisodeSettings, PolicyBackend, SideCalls
+from agentrl.rollout.scripted_policy import UNLIMITED
 from agentrl.servers.scripted.script import ScriptedCall
 from agentrl.servers.scripted.server import ScriptedServer
-from agentrl.testing.policy import UNLIMITED
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
 from agentrl.trainer.base import TrainBatch, TrainSample

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import anyio
 
-from agentrl.reward.code import CodeGrader, call_tests
-from agentrl.reward.code.grader import ProgramRunner
-from agentrl.sandbox import Limits, Program, Result, SandboxPool, open_bubblewrap, open_warm_python, python_program
-from agentrl.sandbox.bubblewrap.host import find_host
+from agentrl_rewards.code import CodeGrader, call_tests
+from agentrl_rewards.code.grader import ProgramRunner
+from agentrl_sandbox import Limits, Program, Result, SandboxPool, open_bubblewrap, open_warm_python, python_program
+from agentrl_sandbox.bubblewrap.host import find_host
 from benchmarks.machine import describe_machine
 
 RESULT = Path(__file__).parent / "results" / "sandbox.json"

@@ -25,10 +25,10 @@ from agentrl.commands.train import train_run
 from agentrl.config import RunConfig, load_config
 from agentrl.files import write_json
 from agentrl.observe.progress import NoProgress
-from agentrl.plan.basis import measured_machines
-from agentrl.simulate.costs import fleet_of_run, shape_of_run
-from agentrl.simulate.fitting import FittedRun, fit_run
-from agentrl.simulate.play import play_run
+from agentrl_simulate.costs import fleet_of_run, shape_of_run
+from agentrl_simulate.fitting import FittedRun, fit_run
+from agentrl_simulate.plan.basis import measured_machines
+from agentrl_simulate.play import play_run
 from agentrl_workflows.calculator.recipe import SMOKE
 from agentrl_workflows.demo.warm_start import make_student
 from benchmarks.machine import describe_machine

@@ -12,8 +12,8 @@ import anyio
 
 import agentrl
 from agentrl import Client, MessageLike, RolloutWorkflow, Task
-from agentrl.reward.extract import boxed, first_of, last_number
-from agentrl.reward.match import numeric_match
+from agentrl_rewards.extract import boxed, first_of, last_number
+from agentrl_rewards.match import numeric_match
 from agentrl_workflows.tasks.word_problems import word_problems
 
 

@@ -10,7 +10,7 @@ import anyio
 
 import agentrl
 from agentrl import Client, MessageLike, Task
-from agentrl.reward.code import CodeGrader, read_tests
+from agentrl_rewards.code import CodeGrader, read_tests
 from agentrl_workflows.sandboxed import SandboxedWorkflow
 
 TASK = Task(

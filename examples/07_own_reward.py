@@ -10,8 +10,8 @@ import anyio
 
 import agentrl
 from agentrl import Client, RolloutWorkflow, Task
-from agentrl.reward.match import exact_match
-from agentrl.reward.rubric import Rubric
+from agentrl_rewards.match import exact_match
+from agentrl_rewards.rubric import Rubric
 
 
 def is_right(reply: str, task: Task) -> float:

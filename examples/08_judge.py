@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 
 import agentrl
 from agentrl import Client, RolloutWorkflow, Task
-from agentrl.reward.judge import JudgeModel, JudgeRubric, LlmJudge
+from agentrl_rewards.judge import JudgeModel, JudgeRubric, LlmJudge
 
 RUBRIC = JudgeRubric(
     criterion="Does the response thank the person?",

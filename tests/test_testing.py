@@ -1,4 +1,4 @@
-"""`agentrl.testing.play`: one line plays a workflow on replies that a test writes."""
+"""`agentrl_testing.play`: one line plays a workflow on replies that a test writes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from agentrl import Client, RolloutWorkflow, StopReason, Task, tool, verify
 from agentrl.errors import ConfigError
-from agentrl.testing import call, play, play_async
 from agentrl.types import Message
+from agentrl_testing import call, play, play_async
 
 TASK = {"question": "What is 6 * 7?", "answer": "42"}
 

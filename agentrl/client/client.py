@@ -8,8 +8,7 @@ episode afterwards.
 from __future__ import annotations
 
 import copy
-import importlib
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
@@ -27,6 +26,7 @@ from agentrl.client.door import Door, DoorSettings
 from agentrl.client.episode import Episode
 from agentrl.client.offline import BASE_URL, not_served, offline_http_client
 from agentrl.client.parsed import parsed_completion, response_format_of
+from agentrl.companions import load_companion
 from agentrl.errors import AgentRLError, WorkflowError
 from agentrl.inference.backend import Generation
 from agentrl.tokens.graph import TokenGraph
@@ -191,8 +191,8 @@ class Client(AsyncOpenAI):
         Their calls are turns like those of this client, with its role, player and branch. The door's secret ends with the
         block, and so do the calls that still run.
         """
-        gateway = importlib.import_module("agentrl.gateway.sessions")  # at the first door: the gateway stands above clients
-        return cast("AbstractAsyncContextManager[Door]", gateway.open_door(self, settings))
+        open_door = cast("Callable[..., AbstractAsyncContextManager[Door]]", load_companion("agentrl.doors", "http"))
+        return open_door(self, settings)
 
     def reward(self, completion: object, value: float | Mapping[str, float]) -> None:
         """Set the reward of one turn, once.

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 import anyio
 from rich.console import Console
@@ -27,9 +27,10 @@ from agentrl.commands.rollouts import num_workers
 from agentrl.commands.running import Overrides, describe_error
 from agentrl.commands.train import load_renderer
 from agentrl.commands.trial import EPISODES, Trial, describe_trainer, describe_trial, play_trial, start_trainer
+from agentrl.companions import companion_names, load_companion
 from agentrl.config import RunConfig, load_config
 from agentrl.data.load import load_tasks
-from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault
+from agentrl.errors import AgentRLError, ConfigError
 from agentrl.foreign import visible
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.anywhere import with_device
@@ -45,12 +46,12 @@ from agentrl.processes.handshake import checked_token, new_token
 from agentrl.processes.machine import count_cores, is_loopback
 from agentrl.processes.meeting import open_meeting
 from agentrl.processes.ray import import_ray, open_ray
-from agentrl.sandbox import SandboxConfig, open_sandbox, python_program
 from agentrl.watchdog.loop import run_watched
 from agentrl.watchdog.signals import interrupt_note
-from agentrl.workflow import load_workflow
+from agentrl.workflow import RolloutWorkflow, load_workflow
 
 _Result = TypeVar("_Result")
+_PartCheck: TypeAlias = "Callable[[RolloutWorkflow], Callable[[], Awaitable[str]] | None]"
 _MIN_DISK_MB = 1024
 _ASK_S = 60.0
 """Seconds a Python may take to print its SGLang version."""
@@ -226,9 +227,10 @@ def _check_run_parts(report: CheckReport, run: RunConfig) -> None:
     workflow = report.check(
         "workflow", lambda: load_workflow(run.workflow, run.workflow_args), lambda found: f"{found.name} from {run.workflow}"
     )
-    sandbox = getattr(workflow, "sandbox_config", None)
-    if isinstance(sandbox, SandboxConfig):
-        report.check("sandbox", lambda: _run_with_watchdog(run, partial(_tested_sandbox, sandbox)), lambda found: found)
+    for name in companion_names("agentrl.doctor") if workflow is not None else ():
+        probe = cast("_PartCheck", load_companion("agentrl.doctor", name))
+        if (check := probe(workflow)) is not None:
+            report.check(name, partial(_run_with_watchdog, run, check), lambda found: found)
     renderer = report.check(
         "model",
         lambda: load_renderer(run, run.model.directory),
@@ -250,16 +252,6 @@ def _check_run_parts(report: CheckReport, run: RunConfig) -> None:
 def _run_with_watchdog(run: RunConfig, job: Callable[[], Awaitable[_Result]]) -> _Result:
     note = "Its temporary files stay behind."
     return run_watched(job, stall_timeout_s=run.engine.stall_timeout_s, on_exit=lambda _ending: note)
-
-
-async def _tested_sandbox(config: SandboxConfig) -> str:
-    """Open the sandbox of the workflow, which tests itself, and run one program."""
-    async with open_sandbox(config) as sandbox:
-        result = await sandbox.run(python_program("print(6 * 7)"))
-        if result.text != "42":
-            raise EnvironmentFault(f"sandbox {sandbox.name}: a program that prints 42 gave: {result.text}")
-        isolation = "isolated" if sandbox.is_isolated else "NOT isolated"
-        return f"{sandbox.name}: {isolation}; a program ran in {result.wall_s:.2f} s"
 
 
 def check_cluster(report: CheckReport, run: RunConfig) -> None:

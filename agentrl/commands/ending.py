@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 
 from agentrl.config import RunConfig
 from agentrl.observe.progress import duration_text
-from agentrl.online.conversation_files import ONLINE_FOLDER
 from agentrl.plan.model import model_of
-from agentrl.plan.resizing import advise_driver, advise_move
+from agentrl.plan.resizing import advise_driver
+from agentrl.plan.splits import split_planner
 from agentrl.runs.reading import read_metrics
-from agentrl.runs.run import open_run
+from agentrl.runs.run import ONLINE_FOLDER, open_run
 from agentrl.watchdog.signals import describe_results
 
 _Line: TypeAlias = Mapping[str, Any]
@@ -46,7 +46,8 @@ def describe_end(run: RunConfig, error: BaseException | None) -> str:
 
 def _advice(run: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield what the run's own idle time says about its GPUs and its driver."""
-    if (move := advise_move(run, model_of(run.model))) is not None:
+    serves_on_gpus = run.inference.backend == "sglang" and not run.inference.urls
+    if serves_on_gpus and (move := split_planner().advise_move(run, model_of(run.model))) is not None:
         yield "split", f"{move} (cluster.split, or cluster.resize: at_restart)"
     if (driver := advise_driver(run)) is not None:
         yield "driver", driver

@@ -27,8 +27,8 @@ from agentrl.engine.evaluate import evaluate_with
 from agentrl.errors import ConfigError, RequestRejected
 from agentrl.foreign import visible
 from agentrl.rollout.episode import run_policy_episode
+from agentrl.rollout.scripted_policy import UNLIMITED, ScriptedPolicy
 from agentrl.servers.scripted.server import ScriptedCall
-from agentrl.testing.policy import UNLIMITED, ScriptedPolicy
 from agentrl.types import StopReason, Task, Trajectory
 from agentrl.workflow import REWARD_MARGIN, GroupWorkflow, RolloutWorkflow, load_workflow
 

@@ -16,11 +16,11 @@ from typing import Any, Final, TypeAlias, cast
 
 import orjson
 
+from agentrl.companions import load_companion
 from agentrl.config.names import local_dataset
 from agentrl.data.config import SourceConfig
 from agentrl.data.digest import check_unique
 from agentrl.data.files import file_stem, find_files, read_rows
-from agentrl.data.harbor_task import harbor_tasks
 from agentrl.data.stream import IteratedStream, TaskStream, stream_task
 from agentrl.errors import ConfigError
 from agentrl.exact_json import decode_exact_json, encode_exact_json
@@ -167,10 +167,15 @@ def _open_file(config: SourceConfig, field: str, path_field: str) -> Iterable[Ta
     selection = _Selection(config, field)
     try:
         place = local_dataset(config.origin)
-        yield from selection.limited(harbor_tasks(place) if config.format == "harbor" else _file_records(place))
+        yield from selection.limited(_file_records(place) if config.format is None else _read_tasks(config.format, place))
     except ConfigError as error:
         raise ConfigError(f"{path_field}: {error}") from error
     selection.report()
+
+
+def _read_tasks(form: str, place: str) -> Iterable[Task]:
+    read = cast("Callable[[str], Iterable[Task]]", load_companion("agentrl.tasks", form))
+    return read(place)
 
 
 def _file_records(path: str) -> Iterator[DataRecord | Task]:

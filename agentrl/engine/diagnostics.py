@@ -18,8 +18,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from agentrl.episode.answers import normal_text, read_number
 from agentrl.episode.summary import is_success, name_part
-from agentrl.reward.match import normal_text, read_number
 from agentrl.types import StopReason, Trajectory, Turn
 
 MOST_NAMES = 32

@@ -215,7 +215,7 @@ class EqualScores:
             logger.warning(
                 "score_group gave all members of a group one and the same score, in %d groups in a row. A member is "
                 "compared with the others, so these groups teach nothing. Score each member by what it adds to the "
-                "group, or return MemberAdvantages, such as agentrl.reward.pass_at_k.pass_at_k(scores); if the tasks are "
+                "group, or return MemberAdvantages, such as agentrl_rewards.pass_at_k.pass_at_k(scores); if the tasks are "
                 "all solved, or none is, use others",
                 WINDOW,
             )

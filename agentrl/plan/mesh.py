@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.plan.memory import GIB, trainer_memory
 from agentrl.plan.model import ModelFacts
+from agentrl.plan.places import trainer_places
 from agentrl.trainer.config import ParallelConfig, TrainerConfig
 from agentrl.trainer.parallel.shape import check_context_fit, check_tensor_fit
 
@@ -129,6 +131,14 @@ def has_auto(parallel: ParallelConfig) -> bool:
 def with_parallel(run: RunConfig, parallel: ParallelConfig) -> RunConfig:
     """Return `run` with another mesh."""
     return run.model_copy(update={"trainer": run.trainer.model_copy(update={"parallel": parallel})})
+
+
+def with_mesh(run: RunConfig, model: ModelFacts, root: Path = Path("/")) -> RunConfig:
+    """Return `run` with a number for each axis of its mesh; `dp: auto` takes the places that the other axes leave."""
+    if not has_auto(run.trainer.parallel):
+        return run
+    places = trainer_places(run, root) if run.trainer.parallel.dp == "auto" else None
+    return with_parallel(run, mesh_choice(run, model).resolved(places))
 
 
 def mesh_problems(trainer: TrainerConfig, model: ModelFacts) -> list[str]:

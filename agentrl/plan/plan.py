@@ -9,16 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.cluster.split import Split, TimedSplit
 from agentrl.config import RunConfig
 from agentrl.config.route import Route
-from agentrl.plan.basis import local_gpu
 from agentrl.plan.memory import RunMemory, adapter_problems, run_memory
-from agentrl.plan.mesh import mesh_problems
+from agentrl.plan.mesh import mesh_problems, with_mesh
 from agentrl.plan.model import ModelFacts, model_of, pattern_problems
 from agentrl.plan.places import missing_gpus, shared_gpus, trainer_gpus
-from agentrl.plan.resizing import split_of
-from agentrl.plan.split import resolve_run
+from agentrl.plan.splits import Split, TimedSplit, split_of, split_planner
 from agentrl.processes.machine import free_memory
 
 
@@ -38,7 +35,7 @@ class Plan:
     splits: tuple[TimedSplit, ...]
     """The feasible splits, the shortest step first."""
     gpu: str | None
-    """This machine's GPU, a key of the data sheets; None: unknown."""
+    """This machine's GPU, a key of the data sheets; None: unknown, or the run file has no `cluster.split`."""
     shared_gpus: tuple[int, ...]
     """GPUs of both the trainer and launched servers."""
     missing_gpus: tuple[str, ...]
@@ -56,7 +53,12 @@ def plan_run(run: RunConfig, root: Path = Path("/"), *, resumes: bool = False) -
         ConfigError: the GPUs are unknown or too few, no mesh fits, or a field contradicts the split.
     """
     model = model_of(run.model)
-    run, splits = resolve_run(run, model, root, resumes=resumes)
+    gpu, splits = None, ()
+    if run.cluster.split is None:
+        run = with_mesh(run, model, root)
+    else:
+        planner = split_planner()
+        gpu, (run, splits) = planner.local_gpu(root), planner.resolve_run(run, model, root, resumes=resumes)
     route = run.route
     on_cpu, sends = trainer_gpus(run.trainer, run.inference, root) == 0, route.method == "distributed"
     memory = None
@@ -69,7 +71,7 @@ def plan_run(run: RunConfig, root: Path = Path("/"), *, resumes: bool = False) -
         memory=memory,
         split=None if run.cluster.split is None else split_of(run),
         splits=splits,
-        gpu=local_gpu(root),
+        gpu=gpu,
         shared_gpus=shared_gpus(run),
         missing_gpus=tuple(missing_gpus(run, root)),
         problems=(

@@ -1,8 +1,7 @@
-"""The splits that a run has had (`splits.json` in its directory), and the change that its own idle time asks for.
+"""The splits that a run has had (`splits.json` in its directory), and how busy its parts were under the present one.
 
 Invariant: the file is replaced as a whole; it has one entry for each start, and a run without `cluster.split` has none.
-Advice counts only whole windows of steps under the present split, and only steps whose metrics say how busy the parts were.
-Where the driver has no time left, no split is advised, because the GPUs wait for it.
+Only whole windows of steps under the present split count, and only steps whose metrics say how busy the parts were.
 """
 
 from __future__ import annotations
@@ -13,13 +12,10 @@ from typing import Any
 
 import msgspec
 
-from agentrl.cluster.split import BusyShares, Split, SplitMove, advise_resize
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.files import write_json
-from agentrl.plan.basis import DEFAULT_GPU, local_gpu, splittable_meshes
-from agentrl.plan.memory import gpus_per_server
-from agentrl.plan.model import ModelFacts
+from agentrl.plan.splits import Split
 from agentrl.runs.reading import read_metrics
 
 WINDOW_STEPS = 10
@@ -94,25 +90,9 @@ def first_step_of_split(splits: list[RecordedSplit]) -> int:
     return began
 
 
-def advise_move(run: RunConfig, model: ModelFacts, root: Path = Path("/")) -> SplitMove | None:
-    """Return the better split on which the last two windows of a resolved run's steps agree; None: there is none.
-
-    `root` is that of the files that tell this machine's GPU.
-    """
-    if run.inference.backend != "sglang" or run.inference.urls:
-        return None
-    steps = _steps_of_split(run)
-    windows = busy_windows(steps)
-    if len(windows) < 2 or _full_driver(steps) is not None:
-        return None
-    now = split_of(run)
-    sizes = list(splittable_meshes(run, model, now.total, local_gpu(root) or DEFAULT_GPU))
-    return advise_resize(now, windows, train_sizes=sizes, server_gpus=gpus_per_server(run.inference))
-
-
 def advise_driver(run: RunConfig) -> str | None:
     """Return what to change where the driver was busy all the time in the last two windows; None where it was not."""
-    cores = _full_driver(_steps_of_split(run))
+    cores = full_driver(steps_of_split(run))
     if cores is None:
         return None
     if run.rollout.runner == "local":
@@ -123,25 +103,7 @@ def advise_driver(run: RunConfig) -> str | None:
     return f"{cores:.1f} cores busy, and its event loop has one{useless}; {change}"
 
 
-def busy_windows(steps: Sequence[Mapping[str, Any]]) -> list[BusyShares]:
-    """Return how busy both sides were in each full window of `step` lines, the newest last.
-
-    The servers count as saturated in the step with the most tokens/s, so a server that never was looks busier than it is.
-    """
-    most = max((line["tokens_per_s"] for line in steps), default=0.0)
-    return [
-        BusyShares(trainer=_mean(window, "trainer_busy_share"), servers=_mean(window, "tokens_per_s") / most)
-        for window in _windows(steps)
-        if most
-    ]
-
-
-def split_of(run: RunConfig) -> Split:
-    """Return the GPUs that a resolved run gives to each side."""
-    return Split(train=run.trainer.parallel.shape.world, rollout=run.inference.servers * gpus_per_server(run.inference))
-
-
-def _steps_of_split(run: RunConfig) -> list[Mapping[str, Any]]:
+def steps_of_split(run: RunConfig) -> list[Mapping[str, Any]]:
     """Return the steps under the present split that say how busy the parts were; older lines do not."""
     if not (run.run_dir / "metrics.jsonl").is_file():
         return []
@@ -150,16 +112,18 @@ def _steps_of_split(run: RunConfig) -> list[Mapping[str, Any]]:
     return [line for line in steps if {"trainer_busy_share", "driver_busy_cores"} <= line.keys()]
 
 
-def _full_driver(steps: Sequence[Mapping[str, Any]]) -> float | None:
+def full_driver(steps: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the cores that the driver used in the last two windows, if it was full in both."""
-    used = [_mean(window, "driver_busy_cores") for window in _windows(steps)[-2:]]
+    used = [mean_of(window, "driver_busy_cores") for window in windows_of(steps)[-2:]]
     return sum(used) / 2 if len(used) == 2 and min(used) >= FULL_DRIVER else None
 
 
-def _windows(steps: Sequence[Mapping[str, Any]]) -> list[Sequence[Mapping[str, Any]]]:
+def windows_of(steps: Sequence[Mapping[str, Any]]) -> list[Sequence[Mapping[str, Any]]]:
+    """Return the whole windows of steps, the newest last."""
     first = len(steps) % WINDOW_STEPS
     return [steps[at : at + WINDOW_STEPS] for at in range(first, len(steps), WINDOW_STEPS)]
 
 
-def _mean(window: Sequence[Mapping[str, Any]], key: str) -> float:
+def mean_of(window: Sequence[Mapping[str, Any]], key: str) -> float:
+    """Return the mean of a figure over the steps of a window."""
     return sum(line[key] for line in window) / len(window)

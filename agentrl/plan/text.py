@@ -18,11 +18,11 @@ from agentrl.data.source import never_ends
 from agentrl.engine.config import INTERRUPT_S, MAX_SKIPPED_CHECKS, probe_bounds, spot_bounds
 from agentrl.inference.backend import LogprobTolerance
 from agentrl.inference.config import first_gpu, runs_on_cpu, tensor_parallel
-from agentrl.plan.basis import DEFAULT_GPU
 from agentrl.plan.memory import RunMemory, gib, longest_pass, owns_critic, running_requests, trained_parameters
 from agentrl.plan.model import ModelShape
 from agentrl.plan.places import num_workers
 from agentrl.plan.plan import Plan
+from agentrl.plan.splits import DEFAULT_GPU
 from agentrl.processes.ray import ray_address
 from agentrl.trainer.parallel.shape import MeshShape, reason_against_sharing
 

@@ -20,10 +20,10 @@ from anyio.abc import TaskGroup
 from agentrl.concurrency import stray_cancellation_raises, task_group
 from agentrl.env import watch_faults
 from agentrl.episode.checks import check_reward
+from agentrl.episode.usage_record import sandbox_metrics, watch_sandboxes
 from agentrl.errors import AgentRLError, WorkflowError, boundary
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.failure import RUN_ENDING, episode_failure, failure_stop_reason
-from agentrl.sandbox.usage_record import sandbox_metrics, watch_sandboxes
 from agentrl.types import EpisodeFailure, Group, MemberAdvantages, StopReason, Task, Trajectory, Turn
 from agentrl.workflow import GroupWorkflow
 

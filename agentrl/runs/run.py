@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from agentrl.config import RunConfig
 
 _TOKENIZER_FILE = "tokenizer.json"
+ONLINE_FOLDER = "online"
+"""The folder of a run whose episodes are conversations with clients."""
 _TRAINED = msgspec.json.Decoder(TrainedEpisode)
 
 

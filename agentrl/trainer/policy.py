@@ -469,7 +469,7 @@ def _may_be_of_user(suspects: str) -> str:
         return ""
     return (
         f" although the loss is finite ({suspects} may make it so, such as by a root or a division at 0; test it with "
-        "agentrl.testing.check_policy_loss)"
+        "agentrl_testing.check_policy_loss)"
     )
 
 

@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from rich.console import Console
 
 from agentrl.plan.model import read_model
-from agentrl.simulate.costs import AssumedUse, CostModel, Fleet, ModelSize, RunShape, gpu_costs
-from agentrl.simulate.outcome import SimulatedRun
-from agentrl.simulate.play import play_run
-from agentrl.simulate.predict import Cluster, cluster_splits
-from agentrl.simulate.workload import LognormalSource
+from agentrl_simulate.costs import AssumedUse, CostModel, Fleet, ModelSize, RunShape, gpu_costs
+from agentrl_simulate.outcome import SimulatedRun
+from agentrl_simulate.play import play_run
+from agentrl_simulate.predict import Cluster, cluster_splits
+from agentrl_simulate.workload import LognormalSource
 from docs.figures.style import ASSETS, INK, QUIET, VERSIONS, save
 
 MODEL, GPU = "Qwen3-8B", "h100"

@@ -22,11 +22,11 @@ from agentrl.concurrency import flatten
 from agentrl.env import ChatStart, ChatStep, EpisodeEnd, environment_boundary
 from agentrl.episode.tape import ask
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.reward.extract import boxed, last_number
-from agentrl.reward.match import exact_match
 from agentrl.types import JsonValue, Message, Task
 from agentrl_envs.mcp_arguments import read_call_arguments
 from agentrl_envs.mcp_connection import mcp_connection
+from agentrl_rewards.extract import boxed, last_number
+from agentrl_rewards.match import exact_match
 
 if TYPE_CHECKING:
     from mcp import Client

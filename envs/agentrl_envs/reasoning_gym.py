@@ -18,8 +18,8 @@ from weakref import WeakValueDictionary
 
 from agentrl.env import ChatStart, ChatStep, EpisodeEnd
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.reward.workers import GraderLimits, GraderPool
 from agentrl.types import Message, Task
+from agentrl_rewards.workers import GraderLimits, GraderPool
 
 ANSWER_INSTRUCTIONS: Final = "Think, then end with the final answer alone in <answer>...</answer>."
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)

@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 from agentrl import Client, Task
-from agentrl.testing import call, play_async
+from agentrl_testing import call, play_async
 
 CALC: Any = {
     "type": "function",

@@ -12,7 +12,7 @@ import anyio
 from anthropic import AsyncAnthropic
 
 from agentrl import Client, Task
-from agentrl.testing import call, play_async
+from agentrl_testing import call, play_async
 
 CALC: Any = {
     "name": "multiply",

@@ -13,7 +13,7 @@ import anyio
 from openai import AsyncOpenAI
 
 from agentrl import Client, Task
-from agentrl.testing import call, play_async
+from agentrl_testing import call, play_async
 
 CALC: Any = {
     "type": "function",

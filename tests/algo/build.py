@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from agentrl.algo.advantage import advantages
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.testing.properties.exact_gradients import Estimator
-from agentrl.testing.properties.plain_episodes import plain_episode as episode
-from agentrl.testing.properties.plain_episodes import plain_turn as turn
 from agentrl.types import Group, Task, Trajectory
+from agentrl_testing.properties.exact_gradients import Estimator
+from agentrl_testing.properties.plain_episodes import plain_episode as episode
+from agentrl_testing.properties.plain_episodes import plain_turn as turn
 
 __all__ = ["EPISODE", "TURN", "by", "episode", "group", "linear", "pad_right", "turn"]
 DType = TypeVar("DType", bound=np.generic)

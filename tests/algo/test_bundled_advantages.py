@@ -28,10 +28,10 @@ from agentrl.algo.advantages.turn_returns import optimal_baseline, returns_to_go
 from agentrl.algo.advantages.whitening import whiten
 from agentrl.algo.slots import NoOptions
 from agentrl.errors import InvariantError
-from agentrl.testing import check_advantage
-from agentrl.testing.properties.random_programs import random_programs
-from agentrl.testing.properties.timed_trees import Environment, forked_while_running, hindsight, paid_late, racing_branches
 from agentrl.types import Float32Array, Group, Trajectory
+from agentrl_testing import check_advantage
+from agentrl_testing.properties.random_programs import random_programs
+from agentrl_testing.properties.timed_trees import Environment, forked_while_running, hindsight, paid_late, racing_branches
 from tests.algo.build import episode, group, linear, turn
 
 

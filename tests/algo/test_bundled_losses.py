@@ -19,8 +19,8 @@ from agentrl.algo.losses.loss_options import M2poOptions
 from agentrl.algo.slots import Bundled, NoOptions
 from agentrl.algo.terms import TERMS
 from agentrl.config.base import Config
-from agentrl.testing import check_correction, check_policy_loss
-from agentrl.testing.properties.loss_batches import random_batch, samples_of
+from agentrl_testing import check_correction, check_policy_loss
+from agentrl_testing.properties.loss_batches import random_batch, samples_of
 from tests.algo import loss_references
 
 VARIANTS: Mapping[str, Sequence[Mapping[str, object]]] = {

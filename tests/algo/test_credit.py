@@ -10,7 +10,8 @@ import pytest
 
 from agentrl.algo.advantage import advantages
 from agentrl.algo.advantages.turn_returns import returns_to_go
-from agentrl.testing.properties.exact_gradients import (
+from agentrl.types import Trajectory
+from agentrl_testing.properties.exact_gradients import (
     exact_by_turn,
     exact_gradient,
     expected_estimate,
@@ -18,9 +19,8 @@ from agentrl.testing.properties.exact_gradients import (
     sharers,
     whole_return,
 )
-from agentrl.testing.properties.timed_trees import TIMED, Environment, players, racing, racing_branches
-from agentrl.testing.properties.trees import STATES, THETA, Array, Outcome
-from agentrl.types import Trajectory
+from agentrl_testing.properties.timed_trees import TIMED, Environment, players, racing, racing_branches
+from agentrl_testing.properties.trees import STATES, THETA, Array, Outcome
 from tests.algo.build import EPISODE, TURN, by, changed, group
 
 TEAMWORK = [each for each in TIMED if each is not players]

@@ -1,4 +1,4 @@
-"""Functions of the user in the checks of `agentrl.testing`: with and without options, wrong ones, and those of the pages."""
+"""Functions of the user in the checks of `agentrl_testing`: with and without options, wrong ones, and those of the pages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 
 from agentrl.algo.loss_batch import LossBatch, TokenLoss, Weights, mean
 from agentrl.config.base import Config
-from agentrl.testing import check_advantage, check_correction, check_policy_loss
 from agentrl.types import Group
+from agentrl_testing import check_advantage, check_correction, check_policy_loss
 from tests.algo.build import group, linear
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "howto"

@@ -17,9 +17,9 @@ import pytest
 from agentrl.algo.advantage import advantages
 from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.testing.properties.exact_gradients import Estimator, exact_gradient, expected_estimate, whole_return
-from agentrl.testing.properties.trees import CAUSES, ENVIRONMENTS, THETA, Array, Outcome, chain, stopping
 from agentrl.types import Trajectory
+from agentrl_testing.properties.exact_gradients import Estimator, exact_gradient, expected_estimate, whole_return
+from agentrl_testing.properties.trees import CAUSES, ENVIRONMENTS, THETA, Array, Outcome, chain, stopping
 from tests.algo.build import EPISODE, TURN, by, changed, group
 
 

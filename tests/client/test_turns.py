@@ -9,9 +9,9 @@ from agentrl import Client, RolloutWorkflow, Task, Trajectory, run_episode
 from agentrl.episode.codec import stored_trajectory
 from agentrl.episode.show import view_of
 from agentrl.errors import ConfigError
-from agentrl.testing.replays import timeless_record
 from agentrl.types import StopReason
 from agentrl.workflow import as_workflow
+from agentrl_testing.replays import timeless_record
 
 TASK = Task(id="t", data={"question": "hello"})
 QUESTION = [{"role": "user", "content": "hello"}]

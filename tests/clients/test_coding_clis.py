@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import load_config
-from agentrl.testing import play
 from agentrl.tokens.verify import verify
 from agentrl.workflow import load_workflow
+from agentrl_testing import play
 from agentrl_workflows.repositories import repository_tasks
 from tests.clients.catalog import CLIENTS, ROOT, ClientProgram, tool_call
 from tests.support.sandboxes import usable_host

@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 from agentrl.client import Client, DoorSettings, EpisodeSettings, PolicyBackend, SideCalls
+from agentrl.rollout.scripted_policy import UNLIMITED, plain_tokenizer
 from agentrl.servers.scripted.script import ScriptedCall
 from agentrl.servers.scripted.server import ScriptedServer
-from agentrl.testing.policy import UNLIMITED, plain_tokenizer
 from agentrl.tokens.verify import verify
 from agentrl.types import StopReason
 from tests.clients.catalog import CLIENTS, TASK, tool_call

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.cluster.split import (
+from agentrl_simulate.split import (
     BusyShares,
     GpuSpeeds,
     Split,

@@ -16,12 +16,12 @@ import anyio
 import pytest
 
 from agentrl.client import Client
-from agentrl.commands.audit import FORK_REASONS, audit_command
 from agentrl.commands.running import run_command
 from agentrl.errors import ConfigError
-from agentrl.runs.proof import audit_run
 from agentrl.types import ForkReason, Task
 from agentrl.workflow import RolloutWorkflow
+from agentrl_viewer.commands.audit import FORK_REASONS, audit_command
+from agentrl_viewer.runs.proof import audit_run
 from tests.engine.harness import TASKS, coin, make_engine, run
 from tests.rollout.harness import make_renderer, make_server
 
@@ -365,7 +365,7 @@ def test_what_cannot_be_audited_is_refused(tmp_path: Path, whole: Path) -> None:
 
 def test_an_audit_loads_no_torch(whole: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from agentrl.commands.audit import audit_command\n"
+        "import sys; from pathlib import Path; from agentrl_viewer.commands.audit import audit_command\n"
         "audit_command(Path(sys.argv[1])); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(whole)], check=True, timeout=300, capture_output=True)

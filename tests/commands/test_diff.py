@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.commands.diff import describe_difference
 from agentrl.errors import ConfigError
+from agentrl_viewer.commands.diff import describe_difference
 from tests.support.synthetic_run import write_run
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from agentrl.commands.exchange.export_command import export_command
 from agentrl.errors import ConfigError
-from agentrl.exchange.foreign_run import is_foreign
 from agentrl.runs.run import Run
-from agentrl.view.command import opened, view_run
-from agentrl.view.data import RunData
+from agentrl_viewer.commands.export import export_command
+from agentrl_viewer.commands.view import opened, view_run
+from agentrl_viewer.exchange.foreign_run import is_foreign
+from agentrl_viewer.view.data import RunData
 from tests.support.synthetic_run import write_run
 
 

@@ -11,11 +11,11 @@ from aiohttp import web
 
 from agentrl import Task
 from agentrl.commands.evaluate import Target, evaluate_target
-from agentrl.commands.record import record_cassettes
-from agentrl.commands.replay import replay_cassettes
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.yaml import load_yaml
 from agentrl.errors import ErrorBudgetExceeded
+from agentrl_testing.commands.record import record_cassettes
+from agentrl_testing.commands.replay import replay_cassettes
 from tests.support.endpoints import ToolEndpoint, serving
 
 ROOT = Path(__file__).parents[2]

@@ -15,14 +15,14 @@ import pytest
 
 from agentrl import Client, Task, Trajectory
 from agentrl.commands.evaluate import Target
-from agentrl.commands.record import record_cassettes
-from agentrl.commands.replay import replay_cassettes, replay_command
 from agentrl.config import RunConfig, parse_config
 from agentrl.episode.tape import Cassette, Recorder, read_cassette, using_tape, write_cassette
 from agentrl.errors import ConfigError
-from agentrl.testing import Reply, call, check_replay, play_async
-from agentrl.testing.replays import compare_with_cassette, make_cassette
 from agentrl.workflow import load_workflow
+from agentrl_testing import Reply, call, check_replay, play_async
+from agentrl_testing.commands.record import record_cassettes
+from agentrl_testing.commands.replay import replay_cassettes, replay_command
+from agentrl_testing.replays import compare_with_cassette, make_cassette
 from tests.support import taped
 from tests.support.endpoints import Endpoint, serving
 

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from agentrl import Task, Trajectory
-from agentrl.commands.rescore import RescoredEpisode, rescore_command, rescore_run
 from agentrl.episode.summary import EndedEpisode
 from agentrl.errors import ConfigError, RunStopped
 from agentrl.observe.episode_files import EpisodeFiles
-from agentrl.testing import Reply, call, play_async
 from agentrl.types import EpisodeFailure, StopReason
+from agentrl_testing import Reply, call, play_async
+from agentrl_testing.commands.rescore import RescoredEpisode, rescore_command, rescore_run
 from tests.support import taped
 
 PUTS: list[Reply] = [call("put", item="bread"), "Done."]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.commands.serve import serve_command
 from agentrl.errors import ConfigError
 from agentrl.servers.serve import ServeOptions, main
+from agentrl_doors.commands.serve import serve_command
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ PACKAGES = ("agentrl", "workflows/agentrl_workflows", "envs/agentrl_envs")
 COMPUTES = (
     "agentrl.servers.embedded",
     "agentrl.weights.process_group",
-    "agentrl.testing.properties.check_policy_loss",
-    "agentrl.testing.properties.loss_batches",
+    "agentrl_testing.properties.check_policy_loss",
+    "agentrl_testing.properties.loss_batches",
 )
 """Beside the training spine, what is made of tensors: a server in a process of its own, process groups, checks of losses."""
 HEAVY = ("torch", "transformers", "ray", "sglang")

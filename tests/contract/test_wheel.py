@@ -37,7 +37,7 @@ def test_the_wheel_has_what_launches_sglang(wheel: Path) -> None:
 
 def test_the_wheel_has_the_page_of_the_viewer(wheel: Path) -> None:
     names = {file.name for file in (ROOT / "agentrl" / "view" / "page").iterdir()}
-    assert {f"agentrl/view/page/{name}" for name in names} <= set(zipfile.ZipFile(wheel).namelist())
+    assert {f"agentrl_viewer/view/page/{name}" for name in names} <= set(zipfile.ZipFile(wheel).namelist())
 
 
 def test_the_wheel_has_the_templates_of_new_projects(wheel: Path) -> None:

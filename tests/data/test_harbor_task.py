@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.data.config import TasksConfig
-from agentrl.data.harbor_task import read_harbor_folder
 from agentrl.data.load import load_tasks
 from agentrl.errors import ConfigError
+from agentrl_sandbox.harbor.task import read_harbor_folder
 
 TOML = """
 schema_version = "1.4"

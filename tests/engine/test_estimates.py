@@ -11,9 +11,9 @@ import pytest
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.batch import prepare_batch, trained_records
 from agentrl.engine.estimates import VerifiedGroups, by_turn
-from agentrl.testing.properties.plain_episodes import plain_episode, plain_turn
 from agentrl.trainer.base import StepReport
 from agentrl.types import Group, Task, Trajectory
+from agentrl_testing.properties.plain_episodes import plain_episode, plain_turn
 
 PAIR = AlgorithmConfig(group_size=2, groups_per_step=1)
 

@@ -12,10 +12,10 @@ from agentrl.algo.advantage import batch_advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.recomputed import recomputed_logprobs
 from agentrl.errors import InvariantError
-from agentrl.testing.properties.plain_episodes import plain_episode, plain_turn
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Float32Array, Group, Int32Array, Task
 from agentrl.weights.types import scripted_logprobs
+from agentrl_testing.properties.plain_episodes import plain_episode, plain_turn
 
 
 class Recording(ScriptedTrainer):

@@ -12,9 +12,9 @@ from hypothesis import given
 
 from agentrl.episode.codec import stored_trajectory
 from agentrl.errors import ConfigError
-from agentrl.exchange.atif_read import read_atif
-from agentrl.exchange.atif_write import atif_document
-from agentrl.exchange.foreign_record import ReadEpisode
+from agentrl_viewer.exchange.atif_read import read_atif
+from agentrl_viewer.exchange.atif_write import atif_document
+from agentrl_viewer.exchange.foreign_record import ReadEpisode
 from tests.support.records import records
 
 FILE = Path("job/add-numbers__x1/agent/trajectory.json")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.exchange.foreign_run import is_foreign
 from agentrl.runs.run import Run
-from agentrl.view.command import opened
+from agentrl_viewer.commands.view import opened
+from agentrl_viewer.exchange.foreign_run import is_foreign
 
 CALL = {"id": "c1", "function": "bash", "arguments": {"cmd": "attachment://a1"}, "type": "function"}
 MESSAGES: list[dict[str, Any]] = [

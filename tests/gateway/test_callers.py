@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from agentrl.gateway.dialect import Caller, Dialect
-from agentrl.gateway.dialects import ChatDialect, MessagesDialect, ResponsesDialect
+from agentrl_doors.gateway.dialect import Caller, Dialect
+from agentrl_doors.gateway.dialects import ChatDialect, MessagesDialect, ResponsesDialect
 
 CLAUDE = {"User-Agent": "claude-cli/2.1.197 (external, sdk-cli)", "X-Claude-Code-Session-Id": "bfebec60"}
 CODEX = {

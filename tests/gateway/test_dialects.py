@@ -17,13 +17,13 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from agentrl.client.backend import Answer, Delta
-from agentrl.gateway.body import CallRefused
-from agentrl.gateway.dialect import Dialect, EventWriter
-from agentrl.gateway.dialects import ChatDialect, MessagesDialect, ResponsesDialect
-from agentrl.gateway.items import ItemStore
 from agentrl.inference.backend import Generation
 from agentrl.tokens.messages import message_key
 from agentrl.types import StopReason
+from agentrl_doors.gateway.body import CallRefused
+from agentrl_doors.gateway.dialect import Dialect, EventWriter
+from agentrl_doors.gateway.dialects import ChatDialect, MessagesDialect, ResponsesDialect
+from agentrl_doors.gateway.items import ItemStore
 
 CHAT, RESPONSES, MESSAGES = ChatDialect(), ResponsesDialect(), MessagesDialect()
 Json = dict[str, Any]

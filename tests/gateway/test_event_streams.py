@@ -12,9 +12,9 @@ import anyio
 import pytest
 
 from agentrl.client import DoorSettings
-from agentrl.gateway.sessions import open_door
 from agentrl.servers.scripted.script import Hold, ScriptedReply
 from agentrl.types import StopReason
+from agentrl_doors.gateway.sessions import open_door
 from tests.support.doors import CALC, CALLING, HI, scripted_client
 from tests.support.gateway import script_engine, served
 

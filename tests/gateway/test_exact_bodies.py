@@ -121,5 +121,5 @@ async def test_an_error_that_nobody_expected_has_the_shape_of_the_dialect_and_sa
     assert (refusal.get("type") == "error") == (route == "messages")
     assert "LookupError" in refusal["error"]["message"]
     assert "the words of the user" not in str(refusal) + caplog.text
-    assert [each.levelno for each in caplog.records if each.name == "agentrl.gateway"] == [logging.ERROR]
+    assert [each.levelno for each in caplog.records if each.name == "agentrl_doors.gateway"] == [logging.ERROR]
     assert not client.turns

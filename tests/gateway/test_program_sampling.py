@@ -8,10 +8,10 @@ import aiohttp
 import pytest
 
 from agentrl.client import Client, DoorSettings, EpisodeSettings, PolicyBackend
-from agentrl.gateway.sessions.session import MAX_ROLES, OTHER_PLAYER, OTHER_ROLE
+from agentrl.rollout.scripted_policy import UNLIMITED, plain_tokenizer
 from agentrl.servers.scripted.server import ScriptedServer
-from agentrl.testing.policy import UNLIMITED, plain_tokenizer
 from agentrl.types import StopReason
+from agentrl_doors.gateway.sessions.session import MAX_ROLES, OTHER_PLAYER, OTHER_ROLE
 from tests.support.doors import HI, scripted_client, scripted_server
 
 

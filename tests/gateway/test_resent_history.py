@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.gateway.sessions.matching import ResentHistory
-from agentrl.gateway.sessions.resent_changes import Change
 from agentrl.types import Message, StopReason
+from agentrl_doors.gateway.sessions.matching import ResentHistory
+from agentrl_doors.gateway.sessions.resent_changes import Change
 from tests.support.doors import CALC, HI, scripted_client
 from tests.support.histories import history_of, json_values, short_texts, spellings
 

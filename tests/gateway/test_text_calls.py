@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.gateway.sessions.resent_changes import Change
-from agentrl.gateway.sessions.text_calls import is_same_text
 from agentrl.tokens.verify import verify
 from agentrl.types import StopReason
+from agentrl_doors.gateway.sessions.resent_changes import Change
+from agentrl_doors.gateway.sessions.text_calls import is_same_text
 from tests.support.doors import HI, door_client, scripted_client
 from tests.support.histories import history_of, json_values, spellings
 

@@ -16,13 +16,13 @@ from agentrl.config.run import parse_config
 from agentrl.engine.engine import Engine
 from agentrl.engine.parts import RunState
 from agentrl.engine.report import RunReport
-from agentrl.online.client_keys import KeyRing, hash_key
-from agentrl.online.online_server import serve_clients
-from agentrl.online.placeholders import ONLINE_DEFAULTS
-from agentrl.online.traffic import Traffic, TrafficSettings
 from agentrl.servers.scripted.script import Script
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
+from agentrl_doors.online.client_keys import KeyRing, hash_key
+from agentrl_doors.online.online_server import serve_clients
+from agentrl_doors.online.placeholders import ONLINE_DEFAULTS
+from agentrl_doors.online.traffic import Traffic, TrafficSettings
 from tests.engine.harness import make_parts
 from tests.rollout.harness import PATIENCE_S, make_server, says
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.online.client_keys import KeyRing, add_key, read_key_hashes
 from agentrl.servers.listening import check_listening
+from agentrl_doors.online.client_keys import KeyRing, add_key, read_key_hashes
 
 
 def test_keys_come_and_go_while_a_run_serves(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from agentrl.engine.parts import BEGUN_RUN, RunState
-from agentrl.online.conversation_files import ConversationFiles
 from agentrl.runs.reading import read_trained_lines
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
+from agentrl_doors.online.conversation_files import ConversationFiles
 from tests.engine.harness import lines
 from tests.online.clients import asked, posted
 from tests.online.harness import KEYS, online_run

@@ -10,9 +10,9 @@ import anyio
 import numpy as np
 import pytest
 
-from agentrl.gateway.sessions.session import JOINED_METRIC
 from agentrl.servers.scripted.script import Hold, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
+from agentrl_doors.gateway.sessions.session import JOINED_METRIC
 from tests.engine.harness import balance, episodes, lines
 from tests.online.harness import online_run
 from tests.support.doors import until

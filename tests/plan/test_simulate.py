@@ -12,7 +12,7 @@ from agentrl.commands.running import parse_json_object
 from agentrl.config import parse_config
 from agentrl.errors import ConfigError
 from agentrl.files import json_text
-from agentrl.plan.simulate import SimulationOrder, describe_simulation, parse_ratio, simulate_file
+from agentrl_simulate.plan.simulate import SimulationOrder, describe_simulation, parse_ratio, simulate_file
 
 GOOD: dict[str, Any] = {
     "workflow": "my:Agent",

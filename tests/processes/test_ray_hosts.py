@@ -14,10 +14,10 @@ import pytest
 from agentrl.errors import ConfigError, EnvironmentFault, LaunchError
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.ray import open_ray
-from agentrl.sandbox.containers.config import open_chosen_containers, read_containers_config
-from agentrl.sandbox.containers.fleet.fleet import HostFleet, open_fleet
-from agentrl.sandbox.containers.fleet.ray_hosts import open_ray_fleet
-from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
+from agentrl_sandbox.containers.config import open_chosen_containers, read_containers_config
+from agentrl_sandbox.containers.fleet.fleet import HostFleet, open_fleet
+from agentrl_sandbox.containers.fleet.ray_hosts import open_ray_fleet
+from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
 from agentrl_workflows.demo.ray_nodes import LocalRayCluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.parametrize("anyio_backend", ["asyncio"])]

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from agentrl.errors import EnvironmentFault
-from agentrl.reward.equivalence import MathGrader, MathOutcome
-from agentrl.reward.workers import GraderLimits
+from agentrl_rewards.equivalence import MathGrader, MathOutcome
+from agentrl_rewards.workers import GraderLimits
 
 pytest.importorskip("math_verify", reason="the extra agentrl[math]")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.reward.extract import MAX_SEARCHED_CHARS, after, boxed, boxes, final_answer, first_of, last_number
+from agentrl_rewards.extract import MAX_SEARCHED_CHARS, after, boxed, boxes, final_answer, first_of, last_number
 
 
 @pytest.mark.parametrize(

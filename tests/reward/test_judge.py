@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 
 from agentrl.env import watch_faults
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.reward.judge import (
+from agentrl_rewards.judge import (
     MAX_JUDGED_CHARS,
     JudgeModel,
     JudgeRubric,

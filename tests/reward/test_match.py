@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.reward.match import exact_match, numeric_match, read_number, set_match
+from agentrl_rewards.match import exact_match, numeric_match, read_number, set_match
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.reward.equivalence import MathGrader
-from agentrl.reward.workers import GraderLimits
+from agentrl_rewards.equivalence import MathGrader
+from agentrl_rewards.workers import GraderLimits
 from tests.reward.cheap_answers import cheap_answers
 
 pytest.importorskip("math_verify", reason="the extra agentrl[math]")

@@ -15,9 +15,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.reward.equivalence import MathGrader
-from agentrl.reward.extract import final_answer
-from agentrl.reward.workers import GraderLimits
+from agentrl_rewards.equivalence import MathGrader
+from agentrl_rewards.extract import final_answer
+from agentrl_rewards.workers import GraderLimits
 
 pytest.importorskip("math_verify", reason="the extra agentrl[math]")
 pytestmark = pytest.mark.external  # thousands of comparisons, about a minute

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.reward.pass_at_k import pass_at_k
+from agentrl_rewards.pass_at_k import pass_at_k
 
 scores = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, -3.0]), min_size=2, max_size=7)
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.reward.ranking import GroupJudge, PairwiseJudge
+from agentrl_rewards.ranking import GroupJudge, PairwiseJudge
 from tests.support.judging import always, judging
 
 CRITERION = "The larger number is better."

@@ -13,8 +13,8 @@ import pytest
 from agentrl.client import Client
 from agentrl.env import environment_boundary
 from agentrl.errors import ConfigError, EnvironmentFault, RewardError
-from agentrl.reward.rubric import Rubric
 from agentrl.types import StopReason, Task
+from agentrl_rewards.rubric import Rubric
 from tests.rollout.harness import ask, episode, make_renderer, workflow_of
 
 

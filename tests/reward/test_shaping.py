@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.reward.shaping import (
+from agentrl_rewards.shaping import (
     cosine_length_reward,
     has_one_box,
     has_sections,

@@ -17,7 +17,7 @@ import pytest
 
 from agentrl.env import watch_faults
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.reward.workers import GraderLimits, GraderPool
+from agentrl_rewards.workers import GraderLimits, GraderPool
 
 LOADER = "tests.support.graders:load_obedient"
 PATIENCE_S = 60
@@ -176,7 +176,7 @@ async def test_a_cancelled_job_ends_its_worker(tmp_path: Path) -> None:
 def test_a_worker_dies_with_a_parent_that_is_killed_while_a_job_hangs(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    code = f"import anyio\nfrom agentrl.reward.workers import GraderPool\nanyio.run(GraderPool({LOADER!r}).call, "
+    code = f"import anyio\nfrom agentrl_rewards.workers import GraderPool\nanyio.run(GraderPool({LOADER!r}).call, "
     command = [sys.executable, "-c", f"{code}'announce and hang', {str(pipe)!r})"]
     path = os.pathsep.join(sys.path)
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as parent:

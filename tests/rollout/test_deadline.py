@@ -19,14 +19,14 @@ from agentrl.errors import EnvironmentFault, ServerError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_client_episode, run_policy_episode
 from agentrl.rollout.group import run_group
-from agentrl.sandbox.base import SandboxPool
-from agentrl.sandbox.session import Session
-from agentrl.sandbox.types import Limits, Program, Result
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from agentrl.tools import tool
 from agentrl.types import Group, StopReason, Task, Trajectory
 from agentrl.workflow import RolloutWorkflow
+from agentrl_sandbox.base import SandboxPool
+from agentrl_sandbox.session import Session
+from agentrl_sandbox.types import Limits, Program, Result
 from tests.rollout.harness import SAMPLING, TASK, ask, workflow_of
 from tests.rollout.paced import DEADLINE_S, Paced, each, run_slowly
 from tests.support.scripted import in_virtual_time

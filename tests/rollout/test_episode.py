@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from agentrl.client import Client
+from agentrl.episode.usage_record import note_use
 from agentrl.errors import EnvironmentFault, EpisodeLimit, InvariantError, ServerError, ServerUnavailable, WorkflowError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
-from agentrl.sandbox.usage_record import note_use
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify

@@ -14,7 +14,6 @@ from agentrl.client import Client
 from agentrl.engine.evaluate import evaluate_policy
 from agentrl.env import environment_boundary
 from agentrl.errors import EnvironmentFault, InvariantError
-from agentrl.reward.pass_at_k import pass_at_k
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.group import DroppedGroup, run_group, score_episodes
 from agentrl.runs.run import open_run
@@ -22,6 +21,7 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import EpisodeFailure, Group, MemberAdvantages, StopReason, Task, Trajectory
 from agentrl.workflow import GroupWorkflow
+from agentrl_rewards.pass_at_k import pass_at_k
 from tests.engine.harness import TASKS, balance, coin, episodes, lines, make_engine, run
 from tests.rollout.harness import PATIENCE_S, SAMPLING, TASK, ask, make_renderer, make_server
 
@@ -279,7 +279,7 @@ async def test_equal_scores_in_group_after_group_are_warned_about_once(
     await run(make_engine(tmp_path, renderer, workflow=Best(), steps=20, engine={"stop_after_skipped": 0}))
     told = [record.message for record in caplog.records if "one and the same score" in record.message]
     assert len(told) == 1
-    assert "agentrl.reward.pass_at_k.pass_at_k(scores)" in told[0]
+    assert "agentrl_rewards.pass_at_k.pass_at_k(scores)" in told[0]
 
 
 async def test_a_run_counts_the_members_of_a_group_that_cannot_be_scored_as_failed(

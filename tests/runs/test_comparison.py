@@ -13,8 +13,8 @@ import yaml
 
 from agentrl.episode.summary import INDEX_HEADER, EpisodeSummary
 from agentrl.errors import ConfigError
-from agentrl.runs.comparison import common_figures, common_tasks, differing_fields
 from agentrl.runs.run import Run, open_run
+from agentrl_viewer.runs.comparison import common_figures, common_tasks, differing_fields
 from tests.support.summaries import episode_summary
 
 

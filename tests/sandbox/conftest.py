@@ -7,10 +7,10 @@ from functools import partial
 import anyio
 import pytest
 
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.bubblewrap import open_bubblewrap
-from agentrl.sandbox.bubblewrap.host import Host
-from agentrl.sandbox.types import Limits
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.bubblewrap import open_bubblewrap
+from agentrl_sandbox.bubblewrap.host import Host
+from agentrl_sandbox.types import Limits
 from tests.support.sandboxes import usable_host
 
 

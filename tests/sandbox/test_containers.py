@@ -10,10 +10,10 @@ import pytest
 from anyio.abc import TaskStatus
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox import Ending
-from agentrl.sandbox.containers import BubblewrapContainers, Workbench, open_containers
-from agentrl.sandbox.containers.prepared import PreparedLayers
-from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
+from agentrl_sandbox import Ending
+from agentrl_sandbox.containers import BubblewrapContainers, Workbench, open_containers
+from agentrl_sandbox.containers.prepared import PreparedLayers
+from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
 
 pytestmark = [pytest.mark.processes, pytest.mark.anyio]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from agentrl.sandbox.docker import Docker, docker_arguments
-from agentrl.sandbox.types import Limits, Program
+from agentrl_sandbox.docker import Docker, docker_arguments
+from agentrl_sandbox.types import Limits, Program
 
 
 def test_the_command_line_closes_every_wall() -> None:

@@ -14,13 +14,13 @@ import anyio
 import pytest
 
 from agentrl.errors import EnvironmentFault
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.box import Use
-from agentrl.sandbox.bubblewrap.host import Host, UserIds
-from agentrl.sandbox.bubblewrap.seccomp import native_architecture, seccomp_filter
-from agentrl.sandbox.bubblewrap.start import SUPERVISOR_FOLDER, BubblewrapBox, BubblewrapStarter
-from agentrl.sandbox.bubblewrap.usage import ControlGroup, ControlGroups
-from agentrl.sandbox.types import Ending, Limits, Program, python_program
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.box import Use
+from agentrl_sandbox.bubblewrap.host import Host, UserIds
+from agentrl_sandbox.bubblewrap.seccomp import native_architecture, seccomp_filter
+from agentrl_sandbox.bubblewrap.start import SUPERVISOR_FOLDER, BubblewrapBox, BubblewrapStarter
+from agentrl_sandbox.bubblewrap.usage import ControlGroup, ControlGroups
+from agentrl_sandbox.types import Ending, Limits, Program, python_program
 from tests.support.hostile_programs import odd_ends
 
 # Runs the kinds as an ordinary user; it drops root after its imports, since the tests' own Python may be root's alone.
@@ -28,7 +28,7 @@ ORDINARY = """
 import os, signal
 signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # as in a process that a shell started in the background
 import anyio, anyio._backends._asyncio, anyio.to_thread, asyncio
-from agentrl.sandbox.bubblewrap import open_bubblewrap
+from agentrl_sandbox.bubblewrap import open_bubblewrap
 from tests.support.hostile_programs import odd_ends
 if os.geteuid() == 0:
     os.setgroups([])

@@ -18,13 +18,13 @@ from anyio.abc import SocketAttribute, SocketStream
 from msgspec import structs
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox import Ending, Limits
-from agentrl.sandbox.containers import Containers
-from agentrl.sandbox.containers.config import open_chosen_containers, read_containers_config
-from agentrl.sandbox.containers.fleet.fleet import HostFleet, open_fleet
-from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
-from agentrl.servers.container_host import HostOptions, serving_containers
-from agentrl.servers.sandbox import MAX_LIMITS
+from agentrl_sandbox import Ending, Limits
+from agentrl_sandbox.containers import Containers
+from agentrl_sandbox.containers.config import open_chosen_containers, read_containers_config
+from agentrl_sandbox.containers.fleet.fleet import HostFleet, open_fleet
+from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
+from agentrl_sandbox.hosts.container_server import HostOptions, serving_containers
+from agentrl_sandbox.hosts.sandbox_server import MAX_LIMITS
 from tests.support.hosts import HOST_KEY, running_host
 from tests.support.leftovers import processes_with
 
@@ -314,8 +314,8 @@ async def test_a_large_environment_gets_its_turn_before_later_ones_of_other_imag
 
 
 async def test_an_environment_that_ends_makes_room_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.sandbox.containers.fleet.fleet.LIFE_S", 3600.0)
-    monkeypatch.setattr("agentrl.sandbox.containers.fleet.placement.PLACE_LOOK_S", 3600.0)
+    monkeypatch.setattr("agentrl_sandbox.containers.fleet.fleet.LIFE_S", 3600.0)
+    monkeypatch.setattr("agentrl_sandbox.containers.fleet.placement.PLACE_LOOK_S", 3600.0)
     async with planned_fleet(host_options(512, max_open=1), images=[()], wanted={}) as fleet:
 
         async def play() -> None:
@@ -352,9 +352,9 @@ async def test_a_host_that_lost_its_image_is_passed_over_for_one_that_has_it() -
 
 
 async def test_environments_whose_only_host_is_gone_fail_as_faults_that_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.sandbox.containers.fleet.fleet.LIFE_S", 3600.0)
-    monkeypatch.setattr("agentrl.sandbox.containers.fleet.placement.PLACE_LOOK_S", 0.01)
-    monkeypatch.setattr("agentrl.sandbox.containers.fleet.placement.GONE_S", 0.0)
+    monkeypatch.setattr("agentrl_sandbox.containers.fleet.fleet.LIFE_S", 3600.0)
+    monkeypatch.setattr("agentrl_sandbox.containers.fleet.placement.PLACE_LOOK_S", 0.01)
+    monkeypatch.setattr("agentrl_sandbox.containers.fleet.placement.GONE_S", 0.0)
     two = (host_options(512), host_options(512))
     async with planned_fleet(*two, images=[("a",), ()], wanted={"a": "/srv/a"}) as fleet:
         fleet.hosts[0].lose("its power failed")

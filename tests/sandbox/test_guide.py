@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.bubblewrap.seccomp import DENIED
-from agentrl.sandbox.types import Result
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.bubblewrap.seccomp import DENIED
+from agentrl_sandbox.types import Result
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "howto" / "sandbox.md").read_text()
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.types import Ending, Limits, Result, python_program
-from agentrl.sandbox.warm import open_warm_python
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.types import Ending, Limits, Result, python_program
+from agentrl_sandbox.warm import open_warm_python
 from tests.support.leftovers import processes_with
 
 # How a program tries something: the error's name, or the value.

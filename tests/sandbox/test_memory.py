@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.bubblewrap.usage import ControlGroups, find_control_groups, most_descriptors
-from agentrl.sandbox.types import Limits, python_program
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.bubblewrap.usage import ControlGroups, find_control_groups, most_descriptors
+from agentrl_sandbox.types import Limits, python_program
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import anyio
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.docker import Docker, DockerStarter
-from agentrl.sandbox.passage import MAX_CARRIED
-from agentrl.sandbox.types import Limits, Program
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.docker import Docker, DockerStarter
+from agentrl_sandbox.passage import MAX_CARRIED
+from agentrl_sandbox.types import Limits, Program
 from tests.support.echo import ASK, echo
 
 DEADLINE_S = 300

@@ -11,10 +11,10 @@ import anyio
 import pytest
 from pydantic import ValidationError
 
-from agentrl.sandbox import Ending, Limits, Program, Result, SandboxConfig, SandboxPool, open_sandbox, python_program
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.unsafe import open_unsafe_process
-from agentrl.sandbox.usage_record import sandbox_metrics, watch_sandboxes
+from agentrl.episode.usage_record import sandbox_metrics, watch_sandboxes
+from agentrl_sandbox import Ending, Limits, Program, Result, SandboxConfig, SandboxPool, open_sandbox, python_program
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.unsafe import open_unsafe_process
 from tests.support.leftovers import processes_with
 
 

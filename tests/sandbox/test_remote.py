@@ -16,12 +16,12 @@ import pytest
 from pydantic import ValidationError
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox import SandboxConfig, open_sandbox, open_warm_python
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.remote import open_remote
-from agentrl.sandbox.session import diff_snapshots
-from agentrl.sandbox.types import Ending, Limits, Program, python_program
-from agentrl.servers.sandbox import serving_sandbox
+from agentrl_sandbox import SandboxConfig, open_sandbox, open_warm_python
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.hosts.sandbox_server import serving_sandbox
+from agentrl_sandbox.remote import open_remote
+from agentrl_sandbox.session import diff_snapshots
+from agentrl_sandbox.types import Ending, Limits, Program, python_program
 from tests.support.leftovers import processes_with
 from tests.support.ports import later_port
 
@@ -160,7 +160,7 @@ async def test_a_bad_request_is_refused(url: str, body: str) -> None:
 
 
 async def test_a_server_that_is_not_there_is_a_fault(sandbox: BoxSandbox) -> None:
-    with pytest.raises(ConfigError, match=r"start one with `python -m agentrl.servers.sandbox`"):
+    with pytest.raises(ConfigError, match=r"start one with `python -m agentrl_sandbox.hosts.sandbox_server`"):
         async with open_remote(f"http://127.0.0.1:{later_port()}"):
             pass
     with pytest.raises(ConfigError, match="can be reached from other machines"):
@@ -173,7 +173,7 @@ async def test_the_server_runs_as_a_program_that_a_run_file_names(
 ) -> None:
     del sandbox
     monkeypatch.setenv("SANDBOX_KEY", "secret")
-    command = [sys.executable, "-m", "agentrl.servers.sandbox", "--api-key-env", "SANDBOX_KEY"]
+    command = [sys.executable, "-m", "agentrl_sandbox.hosts.sandbox_server", "--api-key-env", "SANDBOX_KEY"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ)) as server:  # noqa: ASYNC220
         try:
             assert server.stdout is not None

@@ -13,11 +13,11 @@ import anyio
 import pytest
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox import SandboxConfig, open_sandbox
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.remote import open_remote
-from agentrl.sandbox.types import Limits, Program, python_program
-from agentrl.servers.sandbox import MAX_LIMITS, main, serving_sandbox
+from agentrl_sandbox import SandboxConfig, open_sandbox
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.hosts.sandbox_server import MAX_LIMITS, main, serving_sandbox
+from agentrl_sandbox.remote import open_remote
+from agentrl_sandbox.types import Limits, Program, python_program
 
 PROGRAM = {"argv": ["true"]}
 JSON = {"Content-Type": "application/json"}

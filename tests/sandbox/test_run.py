@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.types import Ending, Limits, Program, Result, python_program
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.types import Ending, Limits, Program, Result, python_program
 from tests.support.leftovers import processes_with
 
 # Runs the sandbox as an ordinary user; it drops root after its imports, since the tests' own Python may be root's alone.
@@ -20,10 +20,10 @@ ORDINARY = """
 import os, sys
 import anyio
 import anyio._backends._asyncio, asyncio
-from agentrl.sandbox.bubblewrap import open_bubblewrap
-from agentrl.sandbox import open_warm_python
-from agentrl.sandbox.inside import files_inside
-from agentrl.sandbox.types import Limits, python_program
+from agentrl_sandbox.bubblewrap import open_bubblewrap
+from agentrl_sandbox import open_warm_python
+from agentrl_sandbox.inside import files_inside
+from agentrl_sandbox.types import Limits, python_program
 GREEDY = "import os, time\\nfor _ in range(6):\\n  if os.fork() == 0: x = b'x' * (60 << 20); time.sleep(60)\\ntime.sleep(60)"
 files_inside("session"), files_inside("forks")
 if os.geteuid() == 0:

@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox.bubblewrap import open_bubblewrap
-from agentrl.sandbox.bubblewrap.host import Host, find_host
-from agentrl.sandbox.bubblewrap.selftest import advice
+from agentrl_sandbox.bubblewrap import open_bubblewrap
+from agentrl_sandbox.bubblewrap.host import Host, find_host
+from agentrl_sandbox.bubblewrap.selftest import advice
 
 WEAK = Path(__file__).parents[1] / "support" / "weak_bwrap.py"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox import Limits
-from agentrl.sandbox.containers.config import read_containers_config
-from agentrl.sandbox.containers.services.docker_service import container_arguments
-from agentrl.sandbox.docker import Docker
-from agentrl.sandbox.types import Program
+from agentrl_sandbox import Limits
+from agentrl_sandbox.containers.config import read_containers_config
+from agentrl_sandbox.containers.services.docker_service import container_arguments
+from agentrl_sandbox.docker import Docker
+from agentrl_sandbox.types import Program
 
 IMAGE = "debian:12"
 

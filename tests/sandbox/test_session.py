@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.session import diff_snapshots
-from agentrl.sandbox.types import Ending, Limits, Program, Result
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.session import diff_snapshots
+from agentrl_sandbox.types import Ending, Limits, Program, Result
 from tests.support.leftovers import processes_with
 
 

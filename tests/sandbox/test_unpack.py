@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox.containers import open_containers
-from agentrl.sandbox.containers.layer_archive import unpack_layer
-from agentrl.sandbox.containers.services.layer_bytes import names_at_top
-from agentrl.sandbox.containers.unpack import unpack_image
+from agentrl_sandbox.containers import open_containers
+from agentrl_sandbox.containers.layer_archive import unpack_layer
+from agentrl_sandbox.containers.services.layer_bytes import names_at_top
+from agentrl_sandbox.containers.unpack import unpack_image
 
 OWN = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "amd64")
 

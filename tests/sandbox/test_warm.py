@@ -9,9 +9,9 @@ import pytest
 
 from agentrl.concurrency import watch_outside_work
 from agentrl.errors import ConfigError
-from agentrl.reward.code import CodeGrader, call_tests
-from agentrl.sandbox import Ending, Limits, Program, open_warm_python, python_program
-from agentrl.sandbox.base import BoxSandbox
+from agentrl_rewards.code import CodeGrader, call_tests
+from agentrl_sandbox import Ending, Limits, Program, open_warm_python, python_program
+from agentrl_sandbox.base import BoxSandbox
 from tests.support.submissions import grade_all, read_submissions
 
 SUBMISSIONS = Path(__file__).parents[1] / "reward" / "code" / "submissions"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.reward.code import CodeGrader, call_tests
-from agentrl.sandbox import Ending, Limits, Result, WarmPython, open_bubblewrap, open_warm_python, python_program
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.bubblewrap.host import Host
-from agentrl.sandbox.unsafe import open_unsafe_process
+from agentrl_rewards.code import CodeGrader, call_tests
+from agentrl_sandbox import Ending, Limits, Result, WarmPython, open_bubblewrap, open_warm_python, python_program
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.bubblewrap.host import Host
+from agentrl_sandbox.unsafe import open_unsafe_process
 from tests.support.submissions import Submission, read_submissions
 from tests.support.warm import warm_parents
 

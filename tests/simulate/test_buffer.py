@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from agentrl.engine.buffer import GroupBuffer, Signal, VersionClock
 from agentrl.engine.staleness import Admission
-from agentrl.simulate.rollouts import SimulatedBuffer
 from agentrl.types import Group, Task
+from agentrl_simulate.rollouts import SimulatedBuffer
 
 
 class _AgedGroup(Group):

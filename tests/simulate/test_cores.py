@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.simulate.costs import CostModel, Fleet, HostCost, RunShape, ServerCost, TrainerCost, UpdateCost
-from agentrl.simulate.events import EventQueue, SharedCores, SimulatedDriver
-from agentrl.simulate.play import play_run
-from agentrl.simulate.predict import describe_bottleneck
-from agentrl.simulate.workload import LognormalSource
+from agentrl_simulate.costs import CostModel, Fleet, HostCost, RunShape, ServerCost, TrainerCost, UpdateCost
+from agentrl_simulate.events import EventQueue, SharedCores, SimulatedDriver
+from agentrl_simulate.play import play_run
+from agentrl_simulate.predict import describe_bottleneck
+from agentrl_simulate.workload import LognormalSource
 
 SHAPE = RunShape(steps=6, group_size=2, groups_per_step=4, max_staleness=1, slots=64)
 EPISODES = LognormalSource(mean_tokens=100, spread=0.5, max_tokens=1000, context_tokens=10, turns=2)

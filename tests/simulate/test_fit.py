@@ -11,9 +11,9 @@ import pytest
 
 from agentrl.episode.summary import EPISODES_HEADER, INDEX_HEADER
 from agentrl.errors import ConfigError
-from agentrl.simulate.costs import Fleet, RunShape
-from agentrl.simulate.fitting import LEAST_STEPS, MeasuredMachines, fit_run
-from agentrl.simulate.play import play_run
+from agentrl_simulate.costs import Fleet, RunShape
+from agentrl_simulate.fitting import LEAST_STEPS, MeasuredMachines, fit_run
+from agentrl_simulate.play import play_run
 
 SHAPE = RunShape(steps=8, group_size=20, groups_per_step=2, max_staleness=1)
 TOKENS_PER_S, HALF, OVERHEAD_S = 500.0, 20.0, 0.05

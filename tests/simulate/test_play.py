@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.simulate.costs import CostModel, Fleet, RunShape, ServerCost, TrainerCost, UpdateCost
-from agentrl.simulate.play import play_run
-from agentrl.simulate.servers import SimulatedCall, SimulatedServer
-from agentrl.simulate.workload import LognormalSource, PlayedEpisode, PlayedTurn, RecordedSource
+from agentrl_simulate.costs import CostModel, Fleet, RunShape, ServerCost, TrainerCost, UpdateCost
+from agentrl_simulate.play import play_run
+from agentrl_simulate.servers import SimulatedCall, SimulatedServer
+from agentrl_simulate.workload import LognormalSource, PlayedEpisode, PlayedTurn, RecordedSource
 
 FLEET = Fleet(servers=2, trainer_gpus=2)
 SHAPE = RunShape(steps=6, group_size=2, groups_per_step=4, max_staleness=0, slots=64)

@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import orjson
 
-from agentrl.view.data import RunData
-from agentrl.view.server import serving_view
+from agentrl_viewer.view.data import RunData
+from agentrl_viewer.view.server import serving_view
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [

@@ -10,9 +10,9 @@ from openai import AsyncOpenAI
 
 from agentrl.client import Client, Door, EpisodeSettings, PolicyBackend
 from agentrl.inference.backend import Backend
+from agentrl.rollout.scripted_policy import UNLIMITED, plain_tokenizer
 from agentrl.servers.scripted.script import ScriptedCall, ScriptedReply
 from agentrl.servers.scripted.server import ScriptedServer
-from agentrl.testing.policy import UNLIMITED, plain_tokenizer
 
 HI: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
 CALC: Any = {

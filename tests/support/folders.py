@@ -24,6 +24,6 @@ def passes(folder: str) -> bool:
 
 
 if __name__ == "__main__":
-    importlib.import_module("agentrl.testing")  # once for all folders
+    importlib.import_module("agentrl_testing")  # once for all folders
     failed = [folder for folder in sys.argv[1:] if not passes(folder)]
     sys.exit(f"tests fail in {failed}" if failed else 0)

@@ -13,14 +13,14 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
 from agentrl.client import SamplingConfig
-from agentrl.gateway import Gateway
-from agentrl.gateway.event_stream import KEEP_ALIVE_S
 from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
 from agentrl.servers.engine import InferenceEngine
 from agentrl.servers.scripted.engine import ScriptedEngine
 from agentrl.servers.scripted.script import Script
 from agentrl.servers.serve import serving
 from agentrl.tokens.renderer import Renderer
+from agentrl_doors.gateway import Gateway
+from agentrl_doors.gateway.event_stream import KEEP_ALIVE_S
 from tests.support.servers import decoded
 
 MODEL = "tiny"

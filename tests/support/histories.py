@@ -9,8 +9,8 @@ from functools import cache
 import anyio
 from hypothesis import strategies as st
 
-from agentrl.gateway.sessions.matching import ResentHistory
 from agentrl.types import Message, StopReason, Turn
+from agentrl_doors.gateway.sessions.matching import ResentHistory
 from tests.support.doors import HI, scripted_client
 
 short_texts = st.text(max_size=12)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import anyio
 
 from agentrl.errors import EnvironmentFault
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.types import Limits, python_program
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.types import Limits, python_program
 
 _AT_A_TIME = 3
 _PREPARED = """

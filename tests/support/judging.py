@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 from aiohttp import web
 
-from agentrl.reward.judge import JudgeModel, JudgeSettings
+from agentrl_rewards.judge import JudgeModel, JudgeSettings
 from tests.support.endpoints import serving
 
 Reply = Callable[[str], str | int]

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox.bubblewrap.host import FIRST_UID, Host, find_host
-from agentrl.sandbox.types import Limits, Program, Result
+from agentrl_sandbox.bubblewrap.host import FIRST_UID, Host, find_host
+from agentrl_sandbox.types import Limits, Program, Result
 
 
 def usable_host() -> Host:

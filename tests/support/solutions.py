@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from agentrl.reward.code.values import encode_value
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.types import Limits, python_program
+from agentrl_rewards.code.values import encode_value
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.types import Limits, python_program
 
 # A solution has 2 s of CPU time for all its calls; those that it does not come to are late.
 _RUN_ALL = """

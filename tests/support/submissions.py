@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.concurrency import task_group
-from agentrl.reward.code import CodeGrade, CodeGrader, HiddenTests, ProgramTests, StdinCase, call_tests
+from agentrl_rewards.code import CodeGrade, CodeGrader, HiddenTests, ProgramTests, StdinCase, call_tests
 
 _EXPECT = re.compile(r"^# expect: (.+) => (.+)$", re.MULTILINE)
 _TOLERANCE = re.compile(r"^# tolerance: (.+)$", re.MULTILINE)

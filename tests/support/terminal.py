@@ -7,11 +7,11 @@ from pathlib import Path
 
 import anyio
 
-from agentrl.data.harbor_task import read_harbor_folder
 from agentrl.errors import EnvironmentFault
-from agentrl.sandbox.containers import Containers
-from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
-from agentrl.sandbox.types import Limits
+from agentrl_sandbox.containers import Containers
+from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
+from agentrl_sandbox.harbor.task import read_harbor_folder
+from agentrl_sandbox.types import Limits
 from agentrl_workflows.terminal.benches import TaskBenches
 from agentrl_workflows.terminal.verifier import TaskVerdict, TaskVerifier
 from agentrl_workflows.terminal_tasks.catalog import bundled_problems

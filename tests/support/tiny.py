@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from agentrl.testing.policy import CHAT_TEMPLATE, MARKERS, SPECIALS
+from agentrl.rollout.scripted_policy import CHAT_TEMPLATE, MARKERS, SPECIALS
 
 Architecture = Literal["qwen2", "qwen3", "llama"]
 

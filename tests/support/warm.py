@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.sandbox.types import Limits
+from agentrl_sandbox.types import Limits
 
 
 def warm_parents(limits: Limits) -> list[int]:

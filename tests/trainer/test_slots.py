@@ -15,11 +15,11 @@ import torch
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.packing import split_minibatches
 from agentrl.errors import ConfigError, TrainError
-from agentrl.testing.properties.plain_episodes import plain_episode, plain_turn
 from agentrl.trainer.base import TrainBatch, TrainSample
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.policy import PolicyTrainer
+from agentrl_testing.properties.plain_episodes import plain_episode, plain_turn
 from tests.trainer.helpers import full_logprobs, load_plain, random_batch
 
 MINE = """
@@ -181,7 +181,7 @@ def test_a_gradient_that_is_nan_although_the_loss_is_finite_names_the_functions_
     skipped = trainer.step(random_batch()).skipped
     assert skipped is not None
     assert skipped.startswith(expected)
-    with pytest.raises(TrainError, match=f"{re.escape(expected)}.*agentrl.testing.check_policy_loss"):
+    with pytest.raises(TrainError, match=f"{re.escape(expected)}.*agentrl_testing.check_policy_loss"):
         trainer.step(random_batch())
     assert torch.equal(weights_of(trainer), before)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from agentrl.view.data import RunData
-from agentrl.view.export import write_episode
-from agentrl.view.server import serving_view
+from agentrl_viewer.view.data import RunData
+from agentrl_viewer.view.export import write_episode
+from agentrl_viewer.view.server import serving_view
 from tests.support.browsing import CHROMIUM, address_has, browser_page, indexed, shown
 from tests.support.synthetic_run import HOSTILE, write_run
 

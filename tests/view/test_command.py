@@ -14,8 +14,8 @@ import orjson
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.view.data import RunData
-from agentrl.view.export import write_episode
+from agentrl_viewer.view.data import RunData
+from agentrl_viewer.view.export import write_episode
 from tests.support.synthetic_run import HOSTILE
 
 AGENTRL = [sys.executable, "-m", "agentrl", "view"]

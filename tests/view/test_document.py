@@ -9,11 +9,11 @@ from pathlib import Path
 
 import orjson
 
-import agentrl.view
-from agentrl.view.document import SCRIPTS, STYLES, document, script_json
+import agentrl_viewer.view
+from agentrl_viewer.view.document import SCRIPTS, STYLES, document, script_json
 from tests.support.synthetic_run import HOSTILE
 
-PAGE = Path(agentrl.view.__file__).parent / "page"
+PAGE = Path(agentrl_viewer.view.__file__).parent / "page"
 MARKUP_FROM_TEXT = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser")
 
 

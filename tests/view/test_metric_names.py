@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl.observe.metric_keys import METRIC_KEYS
-from agentrl.view.metric_names import describe_metric, describe_metrics
+from agentrl_viewer.view.metric_names import describe_metric, describe_metrics
 
 
 def test_every_number_of_the_reference_has_a_name_and_a_meaning() -> None:

@@ -20,10 +20,10 @@ from yarl import URL
 
 from agentrl.errors import ConfigError
 from agentrl.observe.episode_files import read_lines, step_file, trained_file
-from agentrl.view.data import RunData
-from agentrl.view.episode_search import search_texts
-from agentrl.view.server import serving_view
-from agentrl.view.token_ages import trained_ages
+from agentrl_viewer.view.data import RunData
+from agentrl_viewer.view.episode_search import search_texts
+from agentrl_viewer.view.server import serving_view
+from agentrl_viewer.view.token_ages import trained_ages
 from tests.support.synthetic_run import EPISODES_A_STEP, HOSTILE, write_run
 
 TOKEN = "token-of-a-test"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.view.episode_search import search_texts
-from agentrl.view.turns import ReadersFirst
+from agentrl_viewer.view.episode_search import search_texts
+from agentrl_viewer.view.turns import ReadersFirst
 
 PATIENCE_S = 300
 

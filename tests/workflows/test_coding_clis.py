@@ -12,10 +12,10 @@ from agentrl.config.yaml import load_yaml
 from agentrl.data.load import load_tasks
 from agentrl.plan.plan import plan_run
 from agentrl.plan.text import describe_plan
-from agentrl.sandbox import open_sandbox
-from agentrl.testing import play
 from agentrl.types import Task
 from agentrl.workflow import load_workflow
+from agentrl_sandbox import open_sandbox
+from agentrl_testing import play
 from agentrl_workflows.command import Work
 from agentrl_workflows.repositories import load_repository_tasks, repository_tasks
 from agentrl_workflows.repositories.grading import hidden_tests

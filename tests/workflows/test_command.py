@@ -13,10 +13,10 @@ import pytest
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
 from agentrl.processes.marked import marked_processes
-from agentrl.testing import call, play
 from agentrl.tokens.verify import verify
 from agentrl.types import StopReason, Trajectory
 from agentrl.workflow import load_workflow
+from agentrl_testing import call, play
 
 TASK: dict[str, Any] = {"id": "t1", "question": 'Say "42"; it\'s $HOME.', "answer": "42"}
 ASK = """

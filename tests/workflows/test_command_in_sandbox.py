@@ -12,10 +12,10 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
-from agentrl.testing import call, play
 from agentrl.tokens.verify import verify
 from agentrl.types import StopReason, Task, Trajectory
 from agentrl.workflow import load_workflow
+from agentrl_testing import call, play
 from agentrl_workflows.command import Work
 from tests.support.leftovers import processes_with
 from tests.support.sandboxes import usable_host
@@ -117,7 +117,7 @@ def test_files_of_a_task_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 async def runs_what_was_written(text: str, task: Task, work: Work) -> float:
     """Run the program that the agent left, in a sandbox of its own."""
-    from agentrl.sandbox import python_program
+    from agentrl_sandbox import python_program
 
     assert text == "done"
     result = await work.sandbox.run(python_program(work.files["src/answer.py"].decode()))

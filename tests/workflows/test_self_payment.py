@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.testing import play
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import load_workflow
+from agentrl_testing import play
 from agentrl_workflows.command import Work
 from tests.support.sandboxes import usable_host
 from tests.support.self_payers import PREPARED, SELF_PAYERS

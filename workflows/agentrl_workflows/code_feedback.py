@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from agentrl.client import Client, MessageLike
 from agentrl.errors import ConfigError, WorkflowError
-from agentrl.reward.code import CallCase, CaseOutcome, CodeGrade, CodeGrader, FunctionTests, HiddenTests, read_tests
-from agentrl.reward.code.cases import best_constant
-from agentrl.reward.code.grader import DEFAULT_LIMITS
-from agentrl.sandbox import Limits, open_warm_python
 from agentrl.types import Task
+from agentrl_rewards.code import CallCase, CaseOutcome, CodeGrade, CodeGrader, FunctionTests, HiddenTests, read_tests
+from agentrl_rewards.code.cases import best_constant
+from agentrl_rewards.code.grader import DEFAULT_LIMITS
+from agentrl_sandbox import Limits, open_warm_python
 from agentrl_workflows.sandboxed import SandboxedWorkflow
 
 

@@ -35,13 +35,13 @@ from agentrl.client import Client, Door, DoorSettings
 from agentrl.config.base import Words
 from agentrl.episode.checks import check_reward
 from agentrl.errors import ConfigError, EnvironmentFault, WorkflowError, boundary
-from agentrl.sandbox import Ending, Limits, Program, Result, SandboxConfig, SandboxPool, open_sandbox
-from agentrl.sandbox.base import no_passage
-from agentrl.sandbox.types import check_paths
-from agentrl.sandbox.unsafe import write_tree
 from agentrl.types import JsonValue, Task
 from agentrl.user_code import import_user_object
 from agentrl.workflow import RolloutWorkflow
+from agentrl_sandbox import Ending, Limits, Program, Result, SandboxConfig, SandboxPool, open_sandbox
+from agentrl_sandbox.base import no_passage
+from agentrl_sandbox.types import check_paths
+from agentrl_sandbox.unsafe import write_tree
 from agentrl_workflows.command_places import PROGRAMS, Left, Wanted, run_inside, run_outside
 
 

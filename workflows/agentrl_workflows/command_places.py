@@ -23,11 +23,11 @@ import anyio.to_thread
 from agentrl.client import Door
 from agentrl.errors import ConfigError, WorkflowError
 from agentrl.processes.marked import end_marked
-from agentrl.sandbox import Ending, Program, Result, SandboxPool
-from agentrl.sandbox.box import Use, run_in_box
-from agentrl.sandbox.pipes import PipedProcess
-from agentrl.sandbox.types import MIB, Limits
-from agentrl.sandbox.unsafe import ProcessBox
+from agentrl_sandbox import Ending, Program, Result, SandboxPool
+from agentrl_sandbox.box import Use, run_in_box
+from agentrl_sandbox.pipes import PipedProcess
+from agentrl_sandbox.types import MIB, Limits
+from agentrl_sandbox.unsafe import ProcessBox
 
 MAX_RESULT_BYTES: Final = MIB
 _MAX_FILES: Final = 4096

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl.data.source import read_records
 from agentrl.errors import ConfigError
-from agentrl.reward.match import normal_text
+from agentrl_rewards.match import normal_text
 from agentrl_workflows.velmara import velmara_articles
 
 _MAX_QUERY_CHARS = 1_000

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from agentrl.reward.equivalence import MathGrader
-from agentrl.reward.extract import after, boxed, first_of, last_number
-from agentrl.reward.match import exact_match, numeric_match
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
+from agentrl_rewards.equivalence import MathGrader
+from agentrl_rewards.extract import after, boxed, first_of, last_number
+from agentrl_rewards.match import exact_match, numeric_match
 
 
 class MathGradedWorkflow(RolloutWorkflow):

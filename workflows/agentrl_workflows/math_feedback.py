@@ -10,10 +10,10 @@ from typing import Literal
 
 from agentrl.client import Client, MessageLike
 from agentrl.errors import ConfigError
-from agentrl.reward.equivalence import MathGrader
-from agentrl.reward.extract import Extractor, boxed, final_answer, first_of, last_number
-from agentrl.reward.match import numeric_match
 from agentrl.types import Task
+from agentrl_rewards.equivalence import MathGrader
+from agentrl_rewards.extract import Extractor, boxed, final_answer, first_of, last_number
+from agentrl_rewards.match import numeric_match
 from agentrl_workflows.graders import MathGradedWorkflow
 
 INSTRUCTION = "Reason step by step, and put your final answer within \\boxed{}."

@@ -14,10 +14,10 @@ from typing import Any
 
 from agentrl.client import Client, MessageLike
 from agentrl.errors import ConfigError
-from agentrl.reward.equivalence import MathGrader
-from agentrl.reward.extract import boxes
 from agentrl.tools import tool
 from agentrl.types import Task
+from agentrl_rewards.equivalence import MathGrader
+from agentrl_rewards.extract import boxes
 from agentrl_workflows.sandboxed import SandboxedWorkflow, output_for_model
 
 PYTHON_SYSTEM = r"Solve the problem. Compute with the tool `python`. Give the final answer in \boxed{}."

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Literal
 
 from agentrl.client import Client
-from agentrl.reward.equivalence import MathGrader
-from agentrl.reward.extract import boxed, first_of, last_number
-from agentrl.reward.match import exact_match, numeric_match
-from agentrl.reward.rubric import Rubric
-from agentrl.reward.shaping import has_one_box
 from agentrl.types import Task
+from agentrl_rewards.equivalence import MathGrader
+from agentrl_rewards.extract import boxed, first_of, last_number
+from agentrl_rewards.match import exact_match, numeric_match
+from agentrl_rewards.rubric import Rubric
+from agentrl_rewards.shaping import has_one_box
 from agentrl_workflows.graders import MathGradedWorkflow
 
 SYSTEM = r"Reason step by step, then give the final answer in \boxed{}."

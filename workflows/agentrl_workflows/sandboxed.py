@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from agentrl.errors import WorkflowError
-from agentrl.sandbox import Result, SandboxConfig, SandboxPool, open_sandbox
 from agentrl.workflow import RolloutWorkflow
+from agentrl_sandbox import Result, SandboxConfig, SandboxPool, open_sandbox
 
 
 class SandboxedWorkflow(RolloutWorkflow):
@@ -18,7 +18,7 @@ class SandboxedWorkflow(RolloutWorkflow):
     `environment_fault`.
 
     Args:
-        sandbox: the fields of `agentrl.sandbox.SandboxConfig`.
+        sandbox: the fields of `agentrl_sandbox.SandboxConfig`.
     """
 
     def __init__(self, sandbox: Mapping[str, Any] | None = None) -> None:
@@ -58,7 +58,7 @@ def output_for_model(result: Result, max_chars: int) -> str:
     r"""Return what a program printed, for the model to read; of a long output the beginning and the end.
 
     Example:
-        >>> from agentrl.sandbox import Ending
+        >>> from agentrl_sandbox import Ending
         >>> output_for_model(Result(ended=Ending.EXITED, exit_status=0, stdout=b"0123456789"), 4)
         '01\n[6 characters left out]\n89'
     """

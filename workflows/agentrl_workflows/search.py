@@ -17,11 +17,11 @@ import anyio.to_thread
 
 from agentrl.client import Client, MessageLike
 from agentrl.errors import ConfigError, WorkflowError
-from agentrl.reward.extract import after
-from agentrl.reward.match import exact_match, numeric_match, read_number
 from agentrl.tools import ToolError, reply_to, tool
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
+from agentrl_rewards.extract import after
+from agentrl_rewards.match import exact_match, numeric_match, read_number
 from agentrl_workflows.corpus import DocumentIndex, check_bm25, read_documents
 
 SEARCH_SYSTEM = (

@@ -18,7 +18,7 @@ from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
-from agentrl.testing.policy import UNLIMITED, ScriptedPolicy, replies_in_order
+from agentrl.rollout.scripted_policy import UNLIMITED, ScriptedPolicy, replies_in_order
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
 from agentrl.watchdog.delays import blocks_named, coroutines_traced

@@ -53,7 +53,7 @@ def create_app(
         blocking_health: `/health` waits for a token, as `SGLangFault.BLOCKING_HEALTH` describes.
         connections: learn of each request; None: no deadline holds for headers.
         body_s: seconds that a client has to send the body of a request.
-        add_routes: adds routes beside SGLang's own, such as those of `agentrl.gateway`.
+        add_routes: adds routes beside SGLang's own, such as those of `agentrl_doors.gateway`.
         origins: of web pages that may call the OpenAI API; None: no page may.
     """
     check = guard(api_key, connections or Connections(), _turned_away, body_s=body_s, origins=origins)

@@ -13,10 +13,10 @@ import pytest
 from agentrl.client import Client, EpisodeSettings, PolicyBackend, SamplingConfig
 from agentrl.inference.backend import Backend
 from agentrl.inference.sglang.server import SGLangServer
+from agentrl.rollout.scripted_policy import plain_tokenizer
 from agentrl.servers.scripted.script import Hold, ScriptedReply
 from agentrl.servers.scripted.server import ScriptedServer
 from agentrl.servers.scripted.socket_server import ScriptedHTTP, serve_scripted
-from agentrl.testing.policy import plain_tokenizer
 from agentrl.tokens.verify import verify
 from agentrl.types import StopReason
 from tests.support.scripted import pool_of, publication

@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.bubblewrap import open_bubblewrap
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.bubblewrap import open_bubblewrap
 from tests.support.sandboxes import usable_host
 
 

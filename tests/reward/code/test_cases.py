@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.reward.code import CallCase, FunctionTests, ProgramTests, StdinCase, assert_tests, call_tests, read_tests
 from agentrl.types import JsonValue
+from agentrl_rewards.code import CallCase, FunctionTests, ProgramTests, StdinCase, assert_tests, call_tests, read_tests
 
 
 def test_calls_are_read() -> None:

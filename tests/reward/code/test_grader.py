@@ -10,10 +10,18 @@ import pytest
 
 from agentrl.env import watch_faults
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.reward.code import CaseOutcome, CodeGrader, ProgramTests, StdinCase, call_tests, last_code_block, whole_response
-from agentrl.reward.code.compare import Comparison
-from agentrl.reward.code.values import decode_value, encode_value
-from agentrl.sandbox.types import Ending, Program, Result
+from agentrl_rewards.code import (
+    CaseOutcome,
+    CodeGrader,
+    ProgramTests,
+    StdinCase,
+    call_tests,
+    last_code_block,
+    whole_response,
+)
+from agentrl_rewards.code.compare import Comparison
+from agentrl_rewards.code.values import decode_value, encode_value
+from agentrl_sandbox.types import Ending, Program, Result
 from tests.support.sandboxes import AnsweringSandbox, job_of
 
 CODE = "```python\ndef f(x): return x\n```\n"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.reward.code import CodeGrade, CodeGrader, ModuleTests, read_tests
-from agentrl.reward.code.cases import best_constant
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.types import Limits, Program, Result
 from agentrl.types import JsonValue
+from agentrl_rewards.code import CodeGrade, CodeGrader, ModuleTests, read_tests
+from agentrl_rewards.code.cases import best_constant
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.types import Limits, Program, Result
 from tests.support.sandboxes import AnsweringSandbox
 from tests.support.submissions import Submission, grade_all
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.reward.code import CodeGrade, CodeGrader, ProgramTests, StdinCase, call_tests
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.types import Limits
+from agentrl_rewards.code import CodeGrade, CodeGrader, ProgramTests, StdinCase, call_tests
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.types import Limits
 from tests.support.submissions import Submission, grade_all, read_submissions
 
 FOLDER = Path(__file__).parent / "submissions"

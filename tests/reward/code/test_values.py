@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.reward.code.compare import output_matches, shown_value, value_matches
-from agentrl.reward.code.values import decode_value, encode_value
+from agentrl_rewards.code.compare import output_matches, shown_value, value_matches
+from agentrl_rewards.code.values import decode_value, encode_value
 
 hashable = st.recursive(
     st.none()

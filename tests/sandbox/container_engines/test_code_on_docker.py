@@ -6,9 +6,9 @@ import anyio
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.docker import Docker, open_docker
-from agentrl.sandbox.types import Ending, Limits, Program, python_program
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.docker import Docker, open_docker
+from agentrl_sandbox.types import Ending, Limits, Program, python_program
 from tests.support.container_engines import IMAGE, Engine, gvisor
 
 pytestmark = [pytest.mark.processes, pytest.mark.external, pytest.mark.timeout(600)]

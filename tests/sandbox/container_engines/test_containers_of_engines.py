@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox.containers import Containers
-from agentrl.sandbox.containers.config import open_chosen_containers, read_containers_config
-from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
+from agentrl_sandbox.containers import Containers
+from agentrl_sandbox.containers.config import open_chosen_containers, read_containers_config
+from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
 from tests.support.container_engines import IMAGE, Engine, gvisor
 from tests.support.echo import ASK, echo
 

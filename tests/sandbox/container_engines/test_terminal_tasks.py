@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import RunStopped
-from agentrl.sandbox.containers import Containers
-from agentrl.sandbox.containers.config import open_chosen_containers, read_containers_config
-from agentrl.testing import play_async
+from agentrl_sandbox.containers import Containers
+from agentrl_sandbox.containers.config import open_chosen_containers, read_containers_config
+from agentrl_testing import play_async
 from agentrl_workflows.terminal import TerminalCommand
 from tests.support.container_engines import IMAGE, Engine
 from tests.support.hostile_agents import CLOSING, NAIVE, OWNED

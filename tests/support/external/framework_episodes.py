@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import anyio
 
 import agentrl
-from agentrl.testing.policy import plain_tokenizer
+from agentrl.rollout.scripted_policy import plain_tokenizer
 
 
 async def play(workflow: object, task: agentrl.Task, replies: Sequence[str]) -> dict[str, object]:

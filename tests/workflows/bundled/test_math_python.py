@@ -8,9 +8,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 
 from agentrl.errors import ConfigError, EnvironmentFault, WorkflowError
-from agentrl.sandbox import Limits, Program, Result, SandboxPool, Session
 from agentrl.tokens.verify import verify
 from agentrl.types import StopReason, Task
+from agentrl_sandbox import Limits, Program, Result, SandboxPool, Session
 from agentrl_workflows.math_python import MathPython
 from tests.support.player import Player, tool_call
 from tests.support.sandboxes import usable_host

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox import Limits, Program, Result, open_sandbox, python_program
 from agentrl.tokens.verify import verify
 from agentrl.types import Task
+from agentrl_sandbox import Limits, Program, Result, open_sandbox, python_program
 from agentrl_workflows.repositories import RepositoryTask, load_repository_tasks, repository_tasks
 from agentrl_workflows.repositories.project import Project
 from agentrl_workflows.repositories.tasks import Edit, check_path

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.reward.match import exact_match, normal_text
 from agentrl.tokens.verify import verify
 from agentrl.types import Task
+from agentrl_rewards.match import exact_match, normal_text
 from agentrl_workflows.corpus import DocumentIndex, read_documents
 from agentrl_workflows.search import SearchAgent
 from agentrl_workflows.velmara import velmara_questions, velmara_tasks

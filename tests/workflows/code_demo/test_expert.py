@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.reward.code import CodeGrader, read_tests
-from agentrl.sandbox import open_sandbox, open_warm_python
 from agentrl.types import Message
+from agentrl_rewards.code import CodeGrader, read_tests
+from agentrl_sandbox import open_sandbox, open_warm_python
 from agentrl_workflows.code_demo.expert import CodeDemonstrator, code_demonstrations, demonstrate_attempts
 from agentrl_workflows.code_demo.recipe import CODE
 from agentrl_workflows.code_demo.tasks import branching_tasks

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.reward.code import CodeGrader, FunctionTests, ProgramTests, read_tests
-from agentrl.sandbox.base import BoxSandbox
 from agentrl.types import Task
+from agentrl_rewards.code import CodeGrader, FunctionTests, ProgramTests, read_tests
+from agentrl_sandbox.base import BoxSandbox
 from agentrl_workflows.tasks.assertions import asserted_calls, checked_calls
 from agentrl_workflows.tasks.code_files import humaneval_tasks, livecodebench_tasks, mbpp_tasks
 from agentrl_workflows.tasks.private_tests import convert_private_tests

@@ -10,12 +10,12 @@ from random import Random
 import pytest
 
 from agentrl.errors import ConfigError, WorkflowError
-from agentrl.reward.code import CodeGrader, FunctionTests, read_tests
-from agentrl.reward.code.cases import best_constant
-from agentrl.reward.code.compare import value_matches
-from agentrl.reward.code.values import encode_value
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.types import Limits
+from agentrl_rewards.code import CodeGrader, FunctionTests, read_tests
+from agentrl_rewards.code.cases import best_constant
+from agentrl_rewards.code.compare import value_matches
+from agentrl_rewards.code.values import encode_value
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.types import Limits
 from agentrl_workflows.coding import CODING_LEVELS, CodingTask, coding_tasks, level_1, make_coding_tasks
 from agentrl_workflows.coding import tasks as tasks_module
 from agentrl_workflows.coding.answers import compute_answers

@@ -14,8 +14,8 @@ from agentrl.data.config import TasksConfig
 from agentrl.data.load import load_tasks
 from agentrl.data.source import read_records
 from agentrl.errors import ConfigError
-from agentrl.reward.extract import boxed
 from agentrl.types import Task
+from agentrl_rewards.extract import boxed
 from agentrl_workflows.tasks.math_files import aime_tasks, deepscaler_tasks, gsm8k_tasks, math_tasks
 
 APPLES = {"question": "Ann picks 3 bags of 24 apples. How many?", "answer": "3 * 24 = <<3*24=72>>72 apples.\n#### 72"}

@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.reward.code import call_tests
-from agentrl.reward.code.compare import value_matches
-from agentrl.reward.code.values import encode_value
-from agentrl.sandbox.base import BoxSandbox
-from agentrl.sandbox.types import Limits
+from agentrl_rewards.code import call_tests
+from agentrl_rewards.code.compare import value_matches
+from agentrl_rewards.code.values import encode_value
+from agentrl_sandbox.base import BoxSandbox
+from agentrl_sandbox.types import Limits
 from agentrl_workflows.programming import PROGRAMMING_LEVELS, ProgrammingTask, load_programming_tasks, programming_tasks
 from tests.support.solutions import run_solutions
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.reward.extract import boxed
+from agentrl_rewards.extract import boxed
 from agentrl_workflows.tasks.word_problems import WORD_LEVELS, verified_answer, word_problems
 from agentrl_workflows.tasks.word_templates import TEMPLATES, WordTemplate
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.data.harbor_task import read_harbor_folder
-from agentrl.sandbox.containers import open_containers
+from agentrl_sandbox.containers import open_containers
+from agentrl_sandbox.harbor.task import read_harbor_folder
 from agentrl_workflows.terminal_tasks.catalog import bundled_problems, terminal_tasks
 from agentrl_workflows.terminal_tasks.problem import Problem
 from tests.support.terminal import play_script

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.sandbox.containers import open_containers
-from agentrl.sandbox.containers.fleet.fleet import open_fleet
+from agentrl_sandbox.containers import open_containers
+from agentrl_sandbox.containers.fleet.fleet import open_fleet
 from tests.support.hostile_agents import CLOSING, NAIVE, OWNED, READING, RUNNING
 from tests.support.hosts import HOST_KEY, running_host
 from tests.support.terminal import SCRIPT_LIMITS, outcomes_in, write_bundled_task, write_naive_task

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.data.harbor_task import read_harbor_folder
-from agentrl.sandbox.containers import open_containers
-from agentrl.testing import call, play_async
 from agentrl.types import StopReason, Trajectory
+from agentrl_sandbox.containers import open_containers
+from agentrl_sandbox.harbor.task import read_harbor_folder
+from agentrl_testing import call, play_async
 from agentrl_workflows.terminal import Screen, TerminalAgent
 from agentrl_workflows.terminal.verifier import kept_paths, read_reward
 from tests.support.terminal import write_problem

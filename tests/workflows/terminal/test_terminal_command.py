@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.testing import play_async
 from agentrl.types import StopReason
+from agentrl_testing import play_async
 from agentrl_workflows.terminal import TerminalCommand
 from tests.support.self_payers import PREPARED
 from tests.support.terminal import write_problem

@@ -11,9 +11,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.data.harbor_task import harbor_tasks, read_harbor_folder
 from agentrl.errors import ConfigError
-from agentrl.sandbox.containers import open_containers
+from agentrl_sandbox.containers import open_containers
+from agentrl_sandbox.harbor.task import harbor_tasks, read_harbor_folder
 from agentrl_workflows.terminal_commits.commits import History
 from agentrl_workflows.terminal_commits.folder import TaskOptions
 from agentrl_workflows.terminal_commits.make_task import make_task

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from agentrl.data.harbor_task import read_harbor_folder
-from agentrl.sandbox.containers import open_containers
+from agentrl_sandbox.containers import open_containers
+from agentrl_sandbox.harbor.task import read_harbor_folder
 from agentrl_workflows.terminal.bash_agent import Screen
 from agentrl_workflows.terminal.benches import TaskBenches
 from agentrl_workflows.terminal_demo.expert import NoteReader, demonstrate_note, note_demonstrations

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import EnvironmentFault
-from agentrl.sandbox.containers.fleet.fleet import open_fleet
+from agentrl_sandbox.containers.fleet.fleet import open_fleet
 from agentrl_workflows.terminal_tasks.catalog import bundled_problems
 from tests.support.hosts import HOST_KEY, running_host
 from tests.support.terminal import SCRIPT_LIMITS, play_script

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, Final, cast
 
 from agentrl.errors import WorkflowError
-from agentrl.reward.code.values import decode_value, encode_arguments, encode_value
+from agentrl_rewards.code.values import decode_value, encode_arguments, encode_value
 
 LATE: Final = "!late"
 """The answer of a solution that has spent its CPU time."""

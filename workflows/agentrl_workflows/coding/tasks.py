@@ -19,8 +19,8 @@ from random import Random
 from typing import Final, Literal
 
 from agentrl.errors import ConfigError, WorkflowError
-from agentrl.reward.code.values import decode_value, encode_value
 from agentrl.types import Task
+from agentrl_rewards.code.values import decode_value, encode_value
 from agentrl_workflows.coding import (
     level_1,
     level_2,
@@ -86,7 +86,7 @@ class CodingTask:
         return zlib.crc32(self.draft.statement.encode()) % _HELD_OUT_SHARE == 0
 
     def as_task(self) -> Task:
-        """Return the task for a workflow, with tests for `agentrl.reward.code.read_tests`. Its id follows from both."""
+        """Return the task for a workflow, with tests for `agentrl_rewards.code.read_tests`. Its id follows from both."""
         calls = [[call, value] for call, value in self.calls]
         digest = hashlib.sha256(json.dumps([self.question, calls]).encode()).hexdigest()
         return Task(

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from agentrl.testing.policy import MARKERS, SPECIALS
+from agentrl.rollout.scripted_policy import MARKERS, SPECIALS
 
 ROLE_PHRASES: Final = ("system\n", "user\n", "assistant\n")
 """Phrases that every chat needs: a demo names them among its own."""

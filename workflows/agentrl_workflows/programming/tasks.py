@@ -73,7 +73,7 @@ def load_programming_tasks(level: int) -> list[ProgrammingTask]:
 def programming_tasks(
     levels: Sequence[int] = PROGRAMMING_LEVELS, *, split: Literal["train", "held_out"] | None = None
 ) -> list[Task]:
-    r"""Return the tasks of some levels, for `agentrl.reward.code`.
+    r"""Return the tasks of some levels, for `agentrl_rewards.code`.
 
     The fields are `question`, `examples` (the one in the question) and `tests` (hidden), both for `read_tests`, `level`, and
     `reference`, a response with the reference solution.

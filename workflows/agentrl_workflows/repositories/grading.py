@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from agentrl.reward.code import CodeGrade, CodeGrader, call_tests
-from agentrl.reward.code.grader import ProgramRunner
-from agentrl.sandbox import Limits, Program, Result
 from agentrl.types import Task
+from agentrl_rewards.code import CodeGrade, CodeGrader, call_tests
+from agentrl_rewards.code.grader import ProgramRunner
+from agentrl_sandbox import Limits, Program, Result
 from agentrl_workflows.command import TASK_FILE, Work
 from agentrl_workflows.repositories.tasks import MAX_PROJECT_CHARS, MAX_PROJECT_FILES, check_path
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.reward.code.grader import ProgramRunner
-from agentrl.sandbox import Program, WorkspaceSnapshot, diff_snapshots
 from agentrl.tools import Tool, ToolError, tool
+from agentrl_rewards.code.grader import ProgramRunner
+from agentrl_sandbox import Program, WorkspaceSnapshot, diff_snapshots
 from agentrl_workflows.repositories.tasks import Edit
 from agentrl_workflows.sandboxed import output_for_model
 

@@ -11,9 +11,9 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from agentrl.errors import ConfigError
-from agentrl.reward.code.cases import without_views
-from agentrl.reward.code.loose import VIEWS
 from agentrl.types import JsonValue
+from agentrl_rewards.code.cases import without_views
+from agentrl_rewards.code.loose import VIEWS
 from agentrl_workflows.tasks.folding import FOLDED_FUNCTIONS, folded
 
 _EQUAL = (ast.Eq, ast.Is)

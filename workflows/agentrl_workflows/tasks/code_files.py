@@ -1,6 +1,6 @@
 """Programming problems with hidden tests from the files of MBPP, HumanEval and LiveCodeBench.
 
-Every task has `question`, `tests` (hidden; for `agentrl.reward.code.read_tests`) and, where the file has them, `examples`
+Every task has `question`, `tests` (hidden; for `agentrl_rewards.code.read_tests`) and, where the file has them, `examples`
 (tests that the policy may see) and `reference` (a response that is right).
 
 Invariant: nothing of a file is executed or unpickled here; tests become data. A record whose tests cannot become data is an
@@ -17,8 +17,8 @@ from typing import Any, Final, cast
 from agentrl.data.source import DataRecord, read_records
 from agentrl.errors import ConfigError
 from agentrl.exact_json import decode_exact_json
-from agentrl.reward.code import read_tests
 from agentrl.types import JsonValue, Task
+from agentrl_rewards.code import read_tests
 from agentrl_workflows.tasks.assertions import asserted_calls, checked_calls
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from agentrl.data.source import DataRecord, read_records
 from agentrl.errors import ConfigError
-from agentrl.reward.extract import after, boxed
 from agentrl.types import Task
+from agentrl_rewards.extract import after, boxed
 
 _MARK: Final = "####"
 _CALCULATION: Final = re.compile(r"<<[^<>]*>>")

@@ -20,7 +20,7 @@ from agentrl.data.source import DataRecord, iterate_records
 from agentrl.errors import ConfigError
 from agentrl.exact_json import decode_exact_json, encode_exact_json
 from agentrl.foreign import one_line, shortened
-from agentrl.sandbox import Limits, Sandbox, open_sandbox, python_program
+from agentrl_sandbox import Limits, Sandbox, open_sandbox, python_program
 
 _MAX_MIB: Final = 512
 """Of the decoded tests of one record."""

@@ -12,12 +12,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Final
 
-from agentrl.data.harbor_task import HarborTask
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox import Ending
-from agentrl.sandbox.containers import Container, Containers, LayerFile, Workbench
-from agentrl.sandbox.containers.prepared import PREPARE_S, PreparedLayers
-from agentrl.sandbox.types import Limits, Result
+from agentrl_sandbox import Ending
+from agentrl_sandbox.containers import Container, Containers, LayerFile, Workbench
+from agentrl_sandbox.containers.prepared import PREPARE_S, PreparedLayers
+from agentrl_sandbox.harbor.task import HarborTask
+from agentrl_sandbox.types import Limits, Result
 from agentrl_workflows.terminal.image_needs import ImageNeeds
 
 _LAST_CHARS: Final = 600

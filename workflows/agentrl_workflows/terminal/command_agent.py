@@ -13,9 +13,9 @@ from typing import Any, Final, Literal
 
 from agentrl.client import Client
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandbox import Ending
-from agentrl.sandbox.containers import LayerFile
 from agentrl.types import Task
+from agentrl_sandbox import Ending
+from agentrl_sandbox.containers import LayerFile
 from agentrl_workflows.terminal.benches import end_of_output
 from agentrl_workflows.terminal.episode import TerminalWorkflow
 from agentrl_workflows.terminal.workplace import Workplace

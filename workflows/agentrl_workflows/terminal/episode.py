@@ -19,15 +19,15 @@ from pydantic import ValidationError
 
 from agentrl.client import Client, DoorSettings
 from agentrl.concurrency import outside_work
-from agentrl.data.harbor_task import HarborTask, read_harbor_folder
 from agentrl.errors import ConfigError, WorkflowError
-from agentrl.sandbox.containers import LayerFile
-from agentrl.sandbox.containers.config import open_chosen_containers, read_containers_config
-from agentrl.sandbox.containers.prepared import PREPARE_S
-from agentrl.sandbox.containers.protocol import CONTAINER_LIMITS
-from agentrl.sandbox.types import Limits
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
+from agentrl_sandbox.containers import LayerFile
+from agentrl_sandbox.containers.config import open_chosen_containers, read_containers_config
+from agentrl_sandbox.containers.prepared import PREPARE_S
+from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
+from agentrl_sandbox.harbor.task import HarborTask, read_harbor_folder
+from agentrl_sandbox.types import Limits
 from agentrl_workflows.terminal.benches import TaskBenches
 from agentrl_workflows.terminal.feedback import TaskFeedback, TurnFeedback
 from agentrl_workflows.terminal.oracle import TaskOracle, has_solution

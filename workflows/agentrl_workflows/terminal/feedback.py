@@ -14,9 +14,9 @@ import anyio
 
 from agentrl.client import Client
 from agentrl.concurrency import outside_work
-from agentrl.data.harbor_task import HarborTask
-from agentrl.sandbox.containers import Container
-from agentrl.sandbox.types import MIB, Limits
+from agentrl_sandbox.containers import Container
+from agentrl_sandbox.harbor.task import HarborTask
+from agentrl_sandbox.types import MIB, Limits
 from agentrl_workflows.terminal.benches import TaskBenches, limits_as_full_disks
 from agentrl_workflows.terminal.verifier import kept_paths, run_tests
 

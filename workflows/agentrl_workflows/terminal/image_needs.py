@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack
 import anyio
 
 from agentrl.concurrency import outside_work
-from agentrl.data.harbor_task import HarborTask
 from agentrl.errors import ConfigError, EnvironmentFault, RunStopped
-from agentrl.sandbox.containers import Containers
-from agentrl.sandbox.types import Limits
+from agentrl_sandbox.containers import Containers
+from agentrl_sandbox.harbor.task import HarborTask
+from agentrl_sandbox.types import Limits
 
 _LOOK_S = 120.0
 

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from agentrl.client import Client
-from agentrl.data.harbor_task import HarborTask
 from agentrl.errors import WorkflowError
-from agentrl.sandbox import Ending, Result
-from agentrl.sandbox.containers import Container
-from agentrl.sandbox.types import signal_name
 from agentrl.types import Task
 from agentrl.workflow import REWARD_MARGIN, RolloutWorkflow
+from agentrl_sandbox import Ending, Result
+from agentrl_sandbox.containers import Container
+from agentrl_sandbox.harbor.task import HarborTask
+from agentrl_sandbox.types import signal_name
 from agentrl_workflows.terminal.benches import end_of_output, limits_as_full_disks
 from agentrl_workflows.terminal.workplace import Work, Workplace
 

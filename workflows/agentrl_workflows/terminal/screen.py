@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import anyio
 
-from agentrl.sandbox import Ending, Result
-from agentrl.sandbox.containers import Container
+from agentrl_sandbox import Ending, Result
+from agentrl_sandbox.containers import Container
 
 
 class Screen:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final, cast
 
-from agentrl.data.harbor_task import HarborTask
 from agentrl.errors import EnvironmentFault
-from agentrl.sandbox import Ending
-from agentrl.sandbox.containers import LayerFile, Workbench
-from agentrl.sandbox.types import Limits
+from agentrl_sandbox import Ending
+from agentrl_sandbox.containers import LayerFile, Workbench
+from agentrl_sandbox.harbor.task import HarborTask
+from agentrl_sandbox.types import Limits
 from agentrl_workflows.terminal.benches import TaskBenches, end_of_output
 
 REWARD_TEXT: Final = "/logs/verifier/reward.txt"

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeAlias
 
 from agentrl.client import Client, Door
-from agentrl.data.harbor_task import HarborTask
-from agentrl.sandbox.containers import Container
 from agentrl.types import Task
+from agentrl_sandbox.containers import Container
+from agentrl_sandbox.harbor.task import HarborTask
 from agentrl_workflows.terminal.feedback import TurnFeedback
 
 

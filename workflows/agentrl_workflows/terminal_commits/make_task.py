@@ -16,10 +16,10 @@ from typing import Final
 
 import msgspec
 
-from agentrl.data.harbor_task import read_harbor_folder
 from agentrl.errors import ConfigError
-from agentrl.sandbox.containers import Containers, Workbench, open_containers
-from agentrl.sandbox.containers.workbench import CONTAINER_LIMITS
+from agentrl_sandbox.containers import Containers, Workbench, open_containers
+from agentrl_sandbox.containers.workbench import CONTAINER_LIMITS
+from agentrl_sandbox.harbor.task import read_harbor_folder
 from agentrl_workflows.terminal.benches import TaskBenches, end_of_output
 from agentrl_workflows.terminal.oracle import run_solution
 from agentrl_workflows.terminal.verifier import kept_paths, run_tests

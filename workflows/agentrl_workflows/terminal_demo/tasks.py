@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from agentrl.data.harbor_task import harbor_tasks
 from agentrl.types import Task
+from agentrl_sandbox.harbor.task import harbor_tasks
 from agentrl_workflows.terminal_tasks.problem import Problem, cached_folder
 
 NOTES: Final = ("ash", "elm", "oak")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.data.harbor_task import harbor_tasks
 from agentrl.errors import ConfigError
 from agentrl.types import Task
+from agentrl_sandbox.harbor.task import harbor_tasks
 from agentrl_workflows.terminal_tasks.problem import Problem, cached_folder
 from agentrl_workflows.terminal_tasks.problems_1 import easy_problems
 from agentrl_workflows.terminal_tasks.problems_2 import medium_problems

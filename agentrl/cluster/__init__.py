@@ -1,1 +1,0 @@
-"""The split of a cluster's GPUs between training and serving."""

@@ -1,1 +1,0 @@
-"""Commands that hand episodes to other programs."""

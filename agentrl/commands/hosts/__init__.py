@@ -1,1 +1,0 @@
-"""Commands that make this machine a host of other runs."""

@@ -1,5 +1,0 @@
-"""The OpenAI API over HTTP, in front of an inference engine: chat completions, completions and the list of models."""
-
-from agentrl.gateway.routes import Gateway
-
-__all__ = ["Gateway"]

@@ -1,5 +1,0 @@
-"""Episodes over HTTP: each has a door of its own on the server of its process."""
-
-from agentrl.gateway.sessions.server import open_door
-
-__all__ = ["open_door"]

@@ -1,0 +1,1 @@
+"""What a run's files prove, and how two runs differ."""

@@ -1,0 +1,93 @@
+"""docker and podman, by their commands: a container with a supervisor as its first process, which no program can kill.
+
+Invariant: images are never downloaded, a container has no network and no capability, and it is removed by its name. It needs
+the daemon on this machine, whose `/usr` it sees read-only for the Python of the supervisor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+import anyio.to_thread
+
+from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl_sandbox.box import BOX_START_S, open_session
+from agentrl_sandbox.bubblewrap.start import SUPERVISOR_FOLDER
+from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS, CONTAINER_VARIABLES
+from agentrl_sandbox.containers.services.copied import StartedEnvironment, WantedEnvironment
+from agentrl_sandbox.containers.services.relayed_port import BytePipe
+from agentrl_sandbox.containers.starter import HOST_FOLDER, WRAPPER, WRAPPER_TEXT
+from agentrl_sandbox.docker import Docker, DockerStarter, check_docker, container_name, docker_variables, inside_words, walls
+from agentrl_sandbox.pipes import process_pipe
+from agentrl_sandbox.types import Limits, Program
+
+_READY: Final = 'echo ready >&2 && exec "$@"'
+
+
+def container_arguments(
+    docker: Docker, program: Program, limits: Limits, *, name: str, folder: str, environment: dict[str, str]
+) -> list[str]:
+    """Return the command that runs `program` as root in a container whose file system can be written."""
+    mounts = {SUPERVISOR_FOLDER: f"{folder}/agentrl", f"{HOST_FOLDER}/usr": "/usr"}
+    words = [*walls(docker, limits, name), "--user", "0:0"]
+    words += inside_words(docker, mounts, {**environment, **program.environment})
+    return [*words, "--entrypoint", "/bin/sh", docker.image, "-c", _READY, "sh", *program.argv]
+
+
+class DockerService:
+    """Starts containers of a local daemon, or of podman.
+
+    Args:
+        name: of the command: docker or podman.
+        command: its words.
+        runtime: of the daemon, such as `runsc` for gVisor; None: its default.
+    """
+
+    def __init__(self, name: str, command: tuple[str, ...], runtime: str | None = None) -> None:
+        self.name, self._command, self._runtime = name, command, runtime
+
+    async def check(self, images: Sequence[str]) -> None:
+        """Refuse a machine without the command, its daemon or one of the images, or one where the first image does not run.
+
+        Raises:
+            ConfigError: with the reason and the fix.
+        """
+        for image in images:
+            docker = Docker(image=image, command=self._command)
+            await anyio.to_thread.run_sync(partial(check_docker, docker, engine=self.name))
+        try:
+            async with self.start(WantedEnvironment(images[0], CONTAINER_LIMITS, CONTAINER_VARIABLES)) as place:
+                done = await place.session.run(Program(argv=("/bin/bash", "-c", "echo $((6 * 7))")), timeout_s=BOX_START_S)
+        except EnvironmentFault as fault:
+            raise ConfigError(
+                f"containers: {self.name} runs no container of {images[0]}: {fault}{_hint(str(fault))}"
+            ) from fault
+        if done.stdout != b"42\n":
+            raise ConfigError(f"containers: bash does not run in a container of {images[0]}: {done.text}")
+
+    @asynccontextmanager
+    async def start(self, wanted: WantedEnvironment) -> AsyncGenerator[StartedEnvironment]:
+        """Start a container as `Service.start` describes."""
+        docker = Docker(image=wanted.image, command=self._command, runtime=self._runtime)
+        words = partial(container_arguments, environment=dict(wanted.environment))
+        # The folder of `/usr` must be there before it is mounted: the folder above is read-only.
+        own = {"python": WRAPPER_TEXT.encode(), "host/usr/.keep": b""}
+        name = container_name()
+        supervisor = (WRAPPER, "-I", "-S", "-B", f"{SUPERVISOR_FOLDER}/supervisor.py")
+        async with open_session(DockerStarter(docker, words, own, name), supervisor, wanted.limits) as session:
+            yield StartedEnvironment(session, partial(self._run_python, name))
+
+    @asynccontextmanager
+    async def _run_python(self, name: str, program: str, arguments: tuple[str, ...]) -> AsyncGenerator[BytePipe]:
+        words = [*self._command, "exec", "--interactive", name, WRAPPER, "-I", "-S", "-B", "-c", program, *arguments]
+        async with process_pipe(words, environment=docker_variables()) as pipe:
+            yield pipe
+
+
+def _hint(said: str) -> str:
+    """Return what to do where the runtime of containers refuses this machine."""
+    is_crun = "crun" in said or "hybrid" in said
+    return "; another runtime may do it, such as `runtime: runc` in `containers`" if is_crun else ""

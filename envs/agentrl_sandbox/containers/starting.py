@@ -1,0 +1,29 @@
+"""The turn to start an environment: a start costs far more than an environment that runs, so fewer of them may at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from agentrl.concurrency import outside_work
+from agentrl.errors import EnvironmentFault
+from agentrl_sandbox.containers.protocol import START_S
+
+
+@asynccontextmanager
+async def turn_to_start(starting: anyio.Semaphore) -> AsyncGenerator[None]:
+    """Hold one of the turns to start; they are given in the order in which they were asked for.
+
+    Raises:
+        EnvironmentFault: it did not come within `START_S`.
+    """
+    with anyio.move_on_after(START_S) as patience, outside_work():
+        await starting.acquire()
+    if patience.cancelled_caught:
+        raise EnvironmentFault(f"containers: an environment waited {START_S:g} s for its turn to start; start fewer")
+    try:
+        yield
+    finally:
+        starting.release()

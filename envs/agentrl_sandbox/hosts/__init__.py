@@ -1,0 +1,14 @@
+"""Servers that run programs and containers for other machines, and the command that starts one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from agentrl.companions import Command
+
+COMMANDS: Final = {
+    "sandbox-host": Command(
+        "agentrl_sandbox.hosts.command:sandbox_host_command",
+        "Give containers of this machine to runs on others, which name it under workflow_args.containers.",
+    ),
+}

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from agentrl.errors import ConfigError
 
 CompanionGroup: TypeAlias = Literal["agentrl.commands", "agentrl.doctor", "agentrl.doors", "agentrl.splits", "agentrl.tasks"]
-_BUNDLED: Final[Mapping[CompanionGroup, Mapping[str, str]]] = {
+ENTRY_POINTS: Final[Mapping[CompanionGroup, Mapping[str, str]]] = {
     "agentrl.commands": {
         "doors": "agentrl_doors.commands:COMMANDS",
         "sandbox": "agentrl_sandbox.hosts:COMMANDS",
@@ -61,4 +61,4 @@ def load_companion(group: CompanionGroup, name: str) -> object:
 
 
 def _places(group: CompanionGroup) -> dict[str, str]:
-    return {**_BUNDLED[group], **{entry.name: entry.value for entry in entry_points(group=group)}}
+    return {**ENTRY_POINTS[group], **{entry.name: entry.value for entry in entry_points(group=group)}}

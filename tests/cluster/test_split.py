@@ -7,10 +7,10 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.plan.splits import Split
 from agentrl_simulate.split import (
     BusyShares,
     GpuSpeeds,
-    Split,
     StepDemand,
     advise_resize,
     resize_gain,

@@ -13,7 +13,7 @@ from pathlib import Path
 import agentrl
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = ("agentrl", "workflows", "envs")
+SHIPPED = ("agentrl", "workflows", "envs", "companions")
 UNSAFE_CALLS = frozenset({"eval", "exec", "torch.load", "torch.save"})
 UNSAFE_MODULES = frozenset({"pickle", "cloudpickle", "marshal", "dill", "shelve"})
 MAX_PAGE_COLUMNS = 120
@@ -81,21 +81,37 @@ def test_every_method_of_what_users_import_has_a_docstring() -> None:
     assert bare == []
 
 
-def test_no_class_or_function_name_is_defined_twice() -> None:
+def package_of(file: str) -> str:
+    """Return the import package of a shipped file; modules are namespaces, so names are unique in each alone."""
+    parts = Path(file).parts
+    return parts[0] if parts[0] == "agentrl" else parts[1]
+
+
+def test_no_class_or_function_name_is_defined_twice_in_a_package() -> None:
     places: defaultdict[str, set[str]] = defaultdict(set)
     for file, tree in shipped().items():
         for node in definitions(tree.body):
-            places[node.name].add(file)
-    del places["main"]  # of the modules that run with `python -m`
-    places.pop("__getattr__", None)  # of packages that import a name at its first use
-    assert {name: sorted(files) for name, files in places.items() if len(files) > 1} == {}
+            if node.name not in ("main", "__getattr__", "__dir__"):  # of `python -m`, and of names imported at first use
+                places[f"{package_of(file)}: {node.name}"].add(file)
+    assert shared(places) == {}
+
+
+def test_what_users_import_from_agentrl_has_no_second_home() -> None:
+    homes = {name: vars(agentrl)["_HOME"][name] for name in agentrl.__all__}
+    again = [
+        f"{file}: {node.name}"
+        for file, tree in shipped().items()
+        for node in definitions(tree.body)
+        if node.name in homes and isinstance(node, ast.ClassDef) and package_of(file) != "agentrl"
+    ]
+    assert again == []
 
 
 def shared(places: Mapping[str, set[str]]) -> dict[str, list[str]]:
     return {name: sorted(files) for name, files in sorted(places.items()) if len(files) > 1}
 
 
-def test_no_constant_has_a_name_that_another_module_uses() -> None:
+def test_no_constant_has_a_name_that_another_module_of_its_package_uses() -> None:
     places: defaultdict[str, set[str]] = defaultdict(set)
     for file, tree in shipped().items():
         for node in tree.body:
@@ -104,15 +120,16 @@ def test_no_constant_has_a_name_that_another_module_uses() -> None:
             )
             for target in targets:
                 if isinstance(target, ast.Name) and target.id.isupper() and not target.id.startswith("_"):
-                    places[target.id].add(file)
+                    places[f"{package_of(file)}: {target.id}"].add(file)
     assert shared(places) == {}
 
 
 def test_few_files_have_a_name_that_another_file_has() -> None:
     places: defaultdict[str, set[str]] = defaultdict(set)
     for file in shipped():
-        places[Path(file).name].add(file)
-    found = {name: files for name, files in shared(places).items() if name not in COMMON_FILE_NAMES}
+        if Path(file).name not in COMMON_FILE_NAMES:
+            places[f"{package_of(file)}: {Path(file).name}"].add(file)
+    found = shared(places)
     assert len(found) <= MAX_SHARED_FILE_NAMES, f"MAX_SHARED_FILE_NAMES may only fall; there are {len(found)}: {found}"
 
 

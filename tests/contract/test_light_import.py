@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("agentrl", "workflows/agentrl_workflows", "envs/agentrl_envs")
+PACKAGES = (
+    "agentrl",
+    "workflows/agentrl_workflows",
+    *(f"envs/agentrl_{name}" for name in ("envs", "rewards", "sandbox")),
+    *(f"companions/agentrl_{name}" for name in ("doors", "simulate", "testing", "viewer")),
+)
 COMPUTES = (
     "agentrl.servers.embedded",
     "agentrl.weights.process_group",

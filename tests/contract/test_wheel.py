@@ -1,4 +1,4 @@
-"""What users install: three import packages and nothing else, light to depend on."""
+"""What users install: the core, its companions and nothing else, light to depend on."""
 
 from __future__ import annotations
 
@@ -22,9 +22,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_installs_three_packages_and_its_metadata(wheel: Path) -> None:
+def test_the_wheel_installs_the_core_and_its_companions(wheel: Path) -> None:
     names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {name for name in names if not name.endswith(".dist-info")} == {"agentrl", "agentrl_envs", "agentrl_workflows"}
+    assert {name for name in names if not name.endswith(".dist-info")} == {
+        "agentrl",
+        *(
+            f"agentrl_{name}"
+            for name in ("doors", "envs", "rewards", "sandbox", "simulate", "testing", "viewer", "workflows")
+        ),
+    }
 
 
 def test_the_wheel_is_typed(wheel: Path) -> None:
@@ -36,7 +42,7 @@ def test_the_wheel_has_what_launches_sglang(wheel: Path) -> None:
 
 
 def test_the_wheel_has_the_page_of_the_viewer(wheel: Path) -> None:
-    names = {file.name for file in (ROOT / "agentrl" / "view" / "page").iterdir()}
+    names = {file.name for file in (ROOT / "companions" / "agentrl_viewer" / "view" / "page").iterdir()}
     assert {f"agentrl_viewer/view/page/{name}" for name in names} <= set(zipfile.ZipFile(wheel).namelist())
 
 

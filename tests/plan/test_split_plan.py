@@ -8,23 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentrl_simulate.plan.resizing import (
-    WINDOW_STEPS,
-    advise_driver,
-    advise_move,
-    busy_windows,
-    read_splits,
-    record_split,
-    split_of,
-)
 
 from agentrl.commands.ending import describe_end, describe_interrupted_run
 from agentrl.config import RunConfig, load_config, parse_config
 from agentrl.errors import ConfigError
 from agentrl.plan.model import model_of
 from agentrl.plan.plan import plan_run
+from agentrl.plan.resizing import WINDOW_STEPS, advise_driver, read_splits, record_split
+from agentrl.plan.splits import split_of
 from agentrl.plan.text import describe_plan, resolved_yaml
 from agentrl_simulate.costs import gpu_sheet
+from agentrl_simulate.plan.moves import advise_move, busy_windows
 
 GOOD: dict[str, Any] = {
     "workflow": "my:Agent",

@@ -3,8 +3,8 @@
 Write a `RolloutWorkflow`; it drives an environment through an OpenAI-compatible `Client`; an episode comes back as a
 `Trajectory` of token ids with rewards on its turns; `agentrl train run.yaml` trains on it.
 
-Invariant: importing this package imports none of its modules but `exports`. A name is imported at its first use, so a
-server or trainer process does not import the client.
+Invariant: importing this package imports none of its modules but `exports` and `moved`. A name is imported at its first use,
+so a server or trainer process does not import the client.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentrl.exports import first_use
+from agentrl.moved import find_moved_modules
 
 if TYPE_CHECKING:
     from agentrl.client import Client, MessageLike
@@ -87,6 +88,7 @@ _HOME = {
 }
 
 __getattr__ = first_use(__name__, _HOME)
+find_moved_modules()
 
 
 def __dir__() -> list[str]:

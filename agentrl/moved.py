@@ -1,0 +1,65 @@
+"""Packages that stood in this one until version 0.2, and stand beside it now: their former names work for one release.
+
+Invariant: a former name is the same module as the new one, and its first import warns.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Final
+
+MOVED: Final = {
+    "agentrl.exchange": "agentrl_viewer.exchange",
+    "agentrl.gateway": "agentrl_doors.gateway",
+    "agentrl.online": "agentrl_doors.online",
+    "agentrl.reward": "agentrl_rewards",
+    "agentrl.sandbox": "agentrl_sandbox",
+    "agentrl.simulate": "agentrl_simulate",
+    "agentrl.testing": "agentrl_testing",
+    "agentrl.view": "agentrl_viewer.view",
+}
+"""The present names of packages, by their former ones."""
+
+
+def present_name(name: str) -> str | None:
+    """Return the present name of a module; None where it has not moved.
+
+    Example:
+        >>> present_name("agentrl.reward.match"), present_name("agentrl.tools")
+        ('agentrl_rewards.match', None)
+    """
+    first = ".".join(name.split(".")[:2])
+    return MOVED[first] + name.removeprefix(first) if first in MOVED else None
+
+
+class MovedModules(MetaPathFinder, Loader):
+    """Finds modules by their former names."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return None if present_name(fullname) is None else ModuleSpec(fullname, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        name = present_name(spec.name)
+        assert name is not None
+        warnings.warn(f"{spec.name} is {name} now; the former name ends with the next release", FutureWarning, stacklevel=2)
+        module = importlib.import_module(name)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave the module as it is, with the specification of its present name, which the import system has replaced."""
+        former = module.__spec__
+        assert former is not None
+        module.__spec__ = former.loader_state
+
+
+def find_moved_modules() -> None:
+    """Let former names be imported from here on."""
+    if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
+        sys.meta_path.insert(0, MovedModules())  # before a file is found below a former name, as a second module

@@ -227,10 +227,8 @@ def _check_run_parts(report: CheckReport, run: RunConfig) -> None:
     workflow = report.check(
         "workflow", lambda: load_workflow(run.workflow, run.workflow_args), lambda found: f"{found.name} from {run.workflow}"
     )
-    for name in companion_names("agentrl.doctor") if workflow is not None else ():
-        probe = cast("_PartCheck", load_companion("agentrl.doctor", name))
-        if (check := probe(workflow)) is not None:
-            report.check(name, partial(_run_with_watchdog, run, check), lambda found: found)
+    if workflow is not None:
+        _check_companions(report, run, workflow)
     renderer = report.check(
         "model",
         lambda: load_renderer(run, run.model.directory),
@@ -247,6 +245,14 @@ def _check_run_parts(report: CheckReport, run: RunConfig) -> None:
         start = partial(start_trainer, run, trial)
         with report.console.status("starting the trainer"):
             report.check("trainer", lambda: _run_with_watchdog(run, start), partial(describe_trainer, run, trial=trial))
+
+
+def _check_companions(report: CheckReport, run: RunConfig, workflow: RolloutWorkflow) -> None:
+    """Check what companions know of a workflow, such as its sandbox."""
+    for name in companion_names("agentrl.doctor"):
+        probe = cast("_PartCheck", load_companion("agentrl.doctor", name))
+        if (check := probe(workflow)) is not None:
+            report.check(name, partial(_run_with_watchdog, run, check), lambda found: found)
 
 
 def _run_with_watchdog(run: RunConfig, job: Callable[[], Awaitable[_Result]]) -> _Result:

@@ -173,9 +173,9 @@ def _open_file(config: SourceConfig, field: str, path_field: str) -> Iterable[Ta
     selection.report()
 
 
-def _read_tasks(form: str, place: str) -> Iterable[Task]:
+def _read_tasks(form: str, place: str) -> Iterator[Task]:
     read = cast("Callable[[str], Iterable[Task]]", load_companion("agentrl.tasks", form))
-    return read(place)
+    return iter(read(place))
 
 
 def _file_records(path: str) -> Iterator[DataRecord | Task]:

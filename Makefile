@@ -17,7 +17,7 @@ export HF_HUB_OFFLINE ?= 1
 # The tests that need nothing more than `make setup` and bubblewrap, as in pyproject.toml.
 HERE := not sglang and not chaos and not external and not frameworks and not clients and not ray and not gpu
 
-# Cells of the fault matrix that `make chaos` runs: all, or short.
+# Cells of the matrices that `make chaos`, `make test-envs` and `make test-sglang` run: all, or short.
 CELLS ?= all
 
 .PHONY: setup sandbox-install containers-install browser-install envs-install frameworks-install clients-install demo demo-code demo-distributed demo-lora demo-math demo-ray demo-sglang demo-terminal smoke test test-fast test-processes test-envs test-frameworks test-clients test-gpu test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
@@ -74,7 +74,7 @@ test-processes: setup sandbox-install  ## run the tests that start processes
 
 test-envs: setup envs-install browser-install containers-install  ## run the tests of environments that need large packages or servers, which are installed first
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser,minigrid,reasoning,tables,textarena,trackers]' atif datasets mcp-server-time
-	$(BIN)/python -m pytest -m external --numprocesses $(JOBS) --dist worksteal tests
+	$(BIN)/python -m pytest -m "external$(if $(filter short,$(CELLS)), and not long)" --numprocesses $(JOBS) --dist worksteal tests
 
 test-frameworks: setup frameworks-install  ## run the agents of other frameworks (examples/frameworks), which are installed first
 	$(BIN)/python -m pytest -m frameworks tests
@@ -91,7 +91,7 @@ test-ray: setup  ## run the tests of the Ray launcher on a cluster of three node
 	$(BIN)/python -m pytest -m ray tests
 
 test-sglang: setup sglang-install  ## run the tests that need a real SGLang, which is installed first if it is missing
-	$(BIN)/python -m pytest -m sglang tests
+	$(BIN)/python -m pytest -m "sglang$(if $(filter short,$(CELLS)), and not long)" tests
 
 chaos: setup  ## the fault matrix on real processes, 15 minutes; writes docs/reliability.md (CELLS=short: nine cells)
 	$(BIN)/python -m pytest tests/chaos -m "chaos$(if $(filter short,$(CELLS)), and short)" --numprocesses $(JOBS)

@@ -28,6 +28,7 @@ MAX_REASONS = 5
 NO_SIGN = re.compile(
     r"[=<>,%]|\\(?:le|ge|lt|gt|ne|in|cup|pm|text|mathrm|begin|\{)(?![a-z])|^\$?0\$?$|[a-z]{2}", re.IGNORECASE
 )
+LETTER = re.compile(r"(?<![\\a-zA-Z{])[a-z](?![a-zA-Z}])")
 NAMED = re.compile(r"(?:[a-zA-Z]|\([a-z, ]+\))\s*(?:=|\\in|\\approx|\\l[et]|<)")
 FREE = re.compile(r"^[A-J][.]|=.*=|binom|approx|\\[a-z]*matrix|0\d{15}")
 """Other numbers in them may be right: a choice's text, an intermediate step, the mirrored binomial coefficient."""
@@ -78,8 +79,9 @@ def perturbed(row: Row) -> Iterator[str]:
         yield f"-({answer})"
     if "cm" in answer and "cm" in row.reference:
         yield answer.replace("cm", "mm")
-    letter = re.search(r"(?<![\\a-zA-Z{])[a-z](?![a-zA-Z}])", answer)
-    if letter is not None and (NAMED.search(answer) is None or NAMED.search(row.reference) is not None):
+    letter = LETTER.search(answer)
+    is_free = letter is not None and letter[0] not in LETTER.findall(row.reference)  # the row itself renames it
+    if letter is not None and not is_free and (NAMED.search(answer) is None or NAMED.search(row.reference) is not None):
         yield answer.replace(letter[0], "q" if letter[0] != "q" else "u")
     if re.fullmatch(r"[-+]?\d*[1-9]\d*(?:\.\d+)?", answer):
         yield from (rf"{answer} \text{{ or }} 977", f"{answer}, 977", rf"\pm {answer}", rf"\neg {answer}", f"{answer}x")

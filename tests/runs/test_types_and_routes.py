@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ SGLANG = {
     "backend": "sglang", "device": "cpu", "max_context_tokens": 256, "max_running_requests": 16,
     "start_timeout_s": 600, "health_interval_s": 60, "sglang_args": ["--max-total-tokens", "8192"],
 }  # fmt: skip
-external, sglang = pytest.mark.external, pytest.mark.sglang
+external, sglang, long = pytest.mark.external, pytest.mark.sglang, pytest.mark.long
 
 
-def cell(name: str, *parts: dict[str, Any], dp: int = 1, marks: pytest.MarkDecorator | tuple[()] = ()) -> ParameterSet:
+def cell(name: str, *parts: dict[str, Any], dp: int = 1, marks: Sequence[pytest.MarkDecorator] = ()) -> ParameterSet:
     fields: dict[str, Any] = {"trainer.parallel.dp": dp}
     for part in parts:
         fields |= part
@@ -40,27 +41,34 @@ CELLS = [
     cell("full-disk", FULL, DISK, BFLOAT16),
     cell("adapter-disk", ADAPTER, BFLOAT16),
     cell("merged-group", MERGED, GROUP, BFLOAT16, dp=2),
-    cell("full-disk-server", FULL, DISK, COARSE_SERVER, marks=external),
-    cell("full-disk", FULL, DISK, BFLOAT16, dp=2, marks=external),
-    *[cell("full-group", FULL, GROUP, BFLOAT16, dp=dp, marks=external) for dp in (1, 2)],
-    *[cell("merged-disk", MERGED, DISK, BFLOAT16, dp=dp, marks=external) for dp in (1, 2)],
-    cell("merged-group", MERGED, GROUP, BFLOAT16, marks=external),
-    cell("adapter-disk", ADAPTER, BFLOAT16, dp=2, marks=external),
-    cell("merged-disk-server", MERGED, DISK, COARSE_SERVER, marks=external),
-    cell("adapter-disk-server", ADAPTER, COARSE_SERVER, marks=external),
-    cell("full-group-server", FULL, GROUP, COARSE_SERVER, marks=external),
-    cell("full-disk-trainer", FULL, DISK, COARSE_TRAINER, marks=external),
-    cell("full-group-trainer", FULL, GROUP, COARSE_TRAINER, marks=external),
-    cell("adapter-disk-trainer", ADAPTER, COARSE_TRAINER, marks=external),
+    cell("full-group", FULL, GROUP, BFLOAT16, dp=2, marks=[external]),
+    cell("merged-disk", MERGED, DISK, BFLOAT16, marks=[external]),
+    cell("full-disk-server", FULL, DISK, COARSE_SERVER, marks=[external]),
+    cell("adapter-disk-server", ADAPTER, COARSE_SERVER, marks=[external]),
+    cell("full-group-trainer", FULL, GROUP, COARSE_TRAINER, marks=[external]),
+    cell("full-disk", FULL, DISK, BFLOAT16, dp=2, marks=[external, long]),
+    cell("full-group", FULL, GROUP, BFLOAT16, marks=[external, long]),
+    cell("merged-disk", MERGED, DISK, BFLOAT16, dp=2, marks=[external, long]),
+    cell("merged-group", MERGED, GROUP, BFLOAT16, marks=[external, long]),
+    cell("adapter-disk", ADAPTER, BFLOAT16, dp=2, marks=[external, long]),
+    cell("merged-disk-server", MERGED, DISK, COARSE_SERVER, marks=[external, long]),
+    cell("full-group-server", FULL, GROUP, COARSE_SERVER, marks=[external, long]),
+    cell("full-disk-trainer", FULL, DISK, COARSE_TRAINER, marks=[external, long]),
+    cell("adapter-disk-trainer", ADAPTER, COARSE_TRAINER, marks=[external, long]),
 ]
 REAL = [
-    *[cell("full-disk", FULL, DISK, BFLOAT16, dp=dp, marks=sglang) for dp in (1, 2)],
-    *[cell("full-group", FULL, GROUP, BFLOAT16, dp=dp, marks=sglang) for dp in (1, 2)],
-    *[cell("merged-disk", MERGED, DISK, BFLOAT16, dp=dp, marks=sglang) for dp in (1, 2)],
-    *[cell("merged-group", MERGED, GROUP, BFLOAT16, dp=dp, marks=sglang) for dp in (1, 2)],
-    *[cell("adapter-disk", ADAPTER, BFLOAT16, dp=dp, marks=sglang) for dp in (1, 2)],
-    cell("full-disk-server", FULL, DISK, COARSE_SERVER, marks=sglang),
+    cell("full-disk", FULL, DISK, BFLOAT16, marks=[sglang]),
+    cell("full-group", FULL, GROUP, BFLOAT16, dp=2, marks=[sglang]),
+    cell("merged-group", MERGED, GROUP, BFLOAT16, marks=[sglang]),
+    cell("adapter-disk", ADAPTER, BFLOAT16, dp=2, marks=[sglang]),
+    cell("full-disk", FULL, DISK, BFLOAT16, dp=2, marks=[sglang, long]),
+    cell("full-group", FULL, GROUP, BFLOAT16, marks=[sglang, long]),
+    *[cell("merged-disk", MERGED, DISK, BFLOAT16, dp=dp, marks=[sglang, long]) for dp in (1, 2)],
+    cell("merged-group", MERGED, GROUP, BFLOAT16, dp=2, marks=[sglang, long]),
+    cell("adapter-disk", ADAPTER, BFLOAT16, marks=[sglang, long]),
+    cell("full-disk-server", FULL, DISK, COARSE_SERVER, marks=[sglang, long]),
 ]
+"""Each way once and, marked `long`, the rest, which `CELLS=short` leaves out."""
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from tests.support.sandboxes import usable_host
 
 
 @pytest.mark.external
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")
 def test_the_smallest_code_demo_learns_and_its_later_attempts_matter(tmp_path: Path) -> None:
     usable_host()

@@ -144,10 +144,11 @@ class Client(AsyncOpenAI):
         return self.episode.calls.unresolved
 
     def settle_refusals(self) -> None:
-        """Let calls that were refused for what they asked be the policy's doing, once the last one has ended.
+        """Let calls that are refused for what they ask be the policy's doing, those before and those to come.
 
         Where the policy writes requests of its own, as by a shell beside its agent, a wrong one would else turn a bad reward
-        into a failure, from which nothing learns. The metric `refused_calls` counts them. A server that failed stays one.
+        into a failure, from which nothing learns. The metric `refused_calls` counts those so far. A failed server still
+        fails the episode.
         """
         if (num_refused := self.episode.calls.settle_refusals()) > 0:
             self.record(refused_calls=num_refused)

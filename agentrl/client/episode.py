@@ -319,6 +319,7 @@ class EpisodeCalls:
         self._tokens = 0
         self._failures: list[AgentRLError] = []
         self._resolved = 0
+        self._settles_refusals = False
         self._limit: StopReason | None = None
         self._longest_s = 0.0
         self._busy_s = 0.0
@@ -333,7 +334,10 @@ class EpisodeCalls:
     @property
     def unresolved(self) -> AgentRLError | None:
         """The last failure, unless a call that started after it has completed."""
-        return self._failures[-1] if len(self._failures) > self._resolved else None
+        open_failures = self._failures[self._resolved :]
+        if self._settles_refusals:
+            open_failures = [each for each in open_failures if not isinstance(each, _REFUSALS)]
+        return open_failures[-1] if open_failures else None
 
     @property
     def limit_reached(self) -> StopReason | None:
@@ -400,11 +404,9 @@ class EpisodeCalls:
         self._resolved = max(self._resolved, count)
 
     def settle_refusals(self) -> int:
-        """Count the calls that were refused for what they asked as resolved, and return their number."""
-        still_open = [each for each in self._failures[self._resolved :] if not isinstance(each, _REFUSALS)]
-        num_refused = sum(isinstance(each, _REFUSALS) for each in self._failures)
-        self._failures[self._resolved :] = still_open
-        return num_refused
+        """Count calls that are refused for what they ask as resolved, now and later; return how many there were so far."""
+        self._settles_refusals = True
+        return sum(isinstance(each, _REFUSALS) for each in self._failures)
 
     def clip(self, max_tokens: int) -> int:
         """Return the output limit of a call, lowered to the tokens that are left."""

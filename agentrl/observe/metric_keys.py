@@ -134,6 +134,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         ("workflow.resent.CHANGE", "answers", "mean number that clients over HTTP sent back rewritten, and were restored"),
         ("workflow.unreported_calls", "calls", "mean number that agents gave up, of which no server told what it sampled"),
+        ("workflow.refused_calls", "calls", "mean number that programs made and that were refused for what they asked"),
         ("workflow.unsupported_misses", "answers", "mean number that miss what `sampling.unsupported: prompt` asked for"),
         ("staleness_mean", "versions", "over the trained tokens of the batch"),
         ("staleness_p50", "versions", "median over the trained tokens of the batch"),

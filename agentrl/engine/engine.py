@@ -43,7 +43,7 @@ class Engine:
     """
 
     def __init__(self, parts: EngineParts) -> None:
-        self._filter = load_filter(parts.algorithm)
+        self._filter = None if parts.algorithm.slots.keep.name == "all" else load_filter(parts.algorithm)
         self._parts, self._state = parts, LoopState(parts)
         self._board, self._buffer, self._journal = self._state.board, self._state.buffer, self._state.journal
         self._runner = parts.runner or LocalRunner(

@@ -25,8 +25,8 @@ from agentrl.engine.config import ComputeType, EngineConfig, probe_bounds
 from agentrl.engine.journal import LoopState
 from agentrl.engine.report import PublishReport, SyncCost
 from agentrl.errors import AgentRLError, WeightSyncError
-from agentrl.folders import make_private
 from agentrl.inference.backend import Inference, Probe, UpdateReport, WeightSource
+from agentrl.support.folders import make_private
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.base import SaveReport, Trainer
 from agentrl.weights.disk import WEIGHTS_FILE, prune

@@ -24,7 +24,6 @@ import anyio.to_thread
 import numpy as np
 from anyio.abc import TaskGroup
 
-from agentrl.concurrency import task_group
 from agentrl.data.digest import TaskDigest
 from agentrl.data.draw import TaskDraw
 from agentrl.engine.alarms import Alarms
@@ -47,6 +46,7 @@ from agentrl.errors import (
     WeightSyncError,
 )
 from agentrl.inference.backend import ServerSet
+from agentrl.support.concurrency import task_group
 from agentrl.trainer.base import StepReport
 from agentrl.types import Float32Array
 

@@ -21,22 +21,16 @@ from openai import AsyncOpenAI
 
 from agentrl.client import Client, EndpointBackend, EpisodeSettings, PolicyBackend
 from agentrl.client.config import SamplingConfig
-from agentrl.concurrency import OutsideWork, flatten, noticing_cancellation, watch_outside_work
 from agentrl.env import watch_faults
 from agentrl.episode.checks import check_reward, check_reward_time
 from agentrl.episode.usage_record import sandbox_metrics, watch_sandboxes
-from agentrl.errors import (
-    AgentRLError,
-    EnvironmentFault,
-    EpisodeLimit,
-    InvariantError,
-    WorkflowError,
-    boundary,
-)
+from agentrl.errors import AgentRLError, EnvironmentFault, EpisodeLimit, InvariantError, WorkflowError
 from agentrl.inference.backend import Backend
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.failure import RUN_ENDING, episode_failure, failure_stop_reason, raising_line
 from agentrl.rollout.group import keep_turns, score_episodes
+from agentrl.support.concurrency import OutsideWork, flatten, noticing_cancellation, watch_outside_work
+from agentrl.support.user_code import boundary
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory, Turn
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow

@@ -17,13 +17,14 @@ from typing import Protocol, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from agentrl.concurrency import stray_cancellation_raises, task_group
 from agentrl.env import watch_faults
 from agentrl.episode.checks import check_reward
 from agentrl.episode.usage_record import sandbox_metrics, watch_sandboxes
-from agentrl.errors import AgentRLError, WorkflowError, boundary
+from agentrl.errors import AgentRLError, WorkflowError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.failure import RUN_ENDING, episode_failure, failure_stop_reason
+from agentrl.support.concurrency import stray_cancellation_raises, task_group
+from agentrl.support.user_code import boundary
 from agentrl.types import EpisodeFailure, Group, MemberAdvantages, StopReason, Task, Trajectory, Turn
 from agentrl.workflow import GroupWorkflow
 

@@ -14,7 +14,7 @@ from agentrl.data.digest import TaskDigest
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.parts import RunState
 from agentrl.errors import ConfigError, TrainerDied, TrainError, WeightSyncError
-from agentrl.runs.reading import read_index, read_metrics
+from agentrl.observe.runs.reading import read_index, read_metrics
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.base import SaveReport, StepReport, TrainBatch
 from agentrl.trainer.scripted import ScriptedTrainer

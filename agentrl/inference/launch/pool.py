@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import anyio
 
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, ServerError, ServerUnavailable
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.inference.config import CPU_RUNNING_REQUESTS, EMBEDDED_CONTEXT_TOKENS, InferenceConfig
@@ -31,6 +30,7 @@ from agentrl.inference.pool.members import Server
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.processes.base import RESTART_WINDOW_S, Launcher, LocalLauncher
+from agentrl.support.concurrency import task_group
 
 logger = logging.getLogger(__name__)
 

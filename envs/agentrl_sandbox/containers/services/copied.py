@@ -19,9 +19,9 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from agentrl.concurrency import outside_work
 from agentrl.episode.usage_record import note_use
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.containers.container import Container
 from agentrl_sandbox.containers.layer_archive import snapshot_layers
 from agentrl_sandbox.containers.layer_files import read_layer_files

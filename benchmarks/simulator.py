@@ -99,7 +99,6 @@ def load_run(scratch: Path, model: Path, name: str, settings: Mapping[str, Any])
         "trainer.lr": "1.0e-12",
         "engine.steps": STEPS,
         "engine.eval_every": 0,
-        "engine.checkpoint_every_s": 0,
         "engine.stop_after_skipped": 0,
         **settings,
     }

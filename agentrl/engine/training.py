@@ -28,7 +28,7 @@ from agentrl.data.digest import TaskDigest
 from agentrl.data.draw import TaskDraw
 from agentrl.engine.alarms import Alarms
 from agentrl.engine.batch import PreparedBatch, prepare_batch
-from agentrl.engine.config import MAX_SKIPPED_CHECKS, spot_bounds
+from agentrl.engine.config import CHECKPOINT_AGE_S, MAX_SKIPPED_CHECKS, spot_bounds
 from agentrl.engine.estimates import verified_groups
 from agentrl.engine.evaluate import EvaluationQueue
 from agentrl.engine.inflight import FinishedCall, FinishedCalls
@@ -390,8 +390,8 @@ class TrainLoop:
             )
 
     def _checkpoint_is_due(self, number: int) -> bool:
-        every, age_s = self._engine.checkpoint_every, self._engine.checkpoint_every_s
-        by_time = bool(age_s) and time.perf_counter() - self._saved_at >= age_s
+        every = self._engine.checkpoint_every
+        by_time = time.perf_counter() - self._saved_at >= CHECKPOINT_AGE_S
         return number == self._engine.steps or bool(every and number % every == 0) or by_time
 
     async def _save_last(self) -> None:

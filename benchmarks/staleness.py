@@ -45,7 +45,7 @@ from agentrl.algo.losses.clipped import ppo
 from agentrl.algo.losses.loss_options import DppoTvOptions, PpoOptions
 from agentrl.algo.losses.weighted import dppo_tv
 from agentrl.algo.slots import NoOptions
-from agentrl.files import write_json
+from agentrl.support.files import write_json
 from benchmarks.machine import describe_machine
 from benchmarks.staleness_demo import DemoRow, demo_cells, demo_table, measured
 

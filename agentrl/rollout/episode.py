@@ -21,7 +21,6 @@ from openai import AsyncOpenAI
 
 from agentrl.client import Client, EndpointBackend, EpisodeSettings, PolicyBackend
 from agentrl.client.config import SamplingConfig
-from agentrl.concurrency import OutsideWork, flatten, noticing_cancellation, watch_outside_work
 from agentrl.env import watch_faults, watch_metrics
 from agentrl.episode.checks import check_reward, check_reward_time
 from agentrl.errors import (
@@ -30,12 +29,13 @@ from agentrl.errors import (
     EpisodeLimit,
     InvariantError,
     WorkflowError,
-    boundary,
 )
 from agentrl.inference.backend import Backend
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.failure import RUN_ENDING, episode_failure, failure_stop_reason, raising_line
 from agentrl.rollout.group import keep_turns, score_episodes
+from agentrl.support.concurrency import OutsideWork, flatten, noticing_cancellation, watch_outside_work
+from agentrl.support.user_code import boundary
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory, Turn
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow

@@ -17,12 +17,12 @@ from typing import Protocol
 import msgspec
 import orjson
 
-from agentrl.concurrency import Deadline
 from agentrl.errors import ConfigError, WeightSyncError
 from agentrl.inference.sglang.adapter_uses import AdapterUses, NamedAdapter
 from agentrl.inference.sglang.calls import ServerCalls
 from agentrl.inference.sglang.transport import Control
 from agentrl.inference.sglang.wire import AdapterModels, ModelInfo, ServerInfo, decode, parse_version
+from agentrl.support.concurrency import Deadline
 from agentrl.weights.types import Publication
 
 _OURS = "agentrl-v"

@@ -21,7 +21,6 @@ from uuid import uuid4
 import numpy as np
 import orjson
 
-from agentrl.concurrency import Deadline
 from agentrl.errors import ConfigError, InvariantError, ReplyError, ServerError, WeightSyncError
 from agentrl.inference.sglang.calls import ServerCalls
 from agentrl.inference.sglang.named_adapters import AdapterCalls, AdapterReceiver
@@ -38,6 +37,7 @@ from agentrl.inference.sglang.wire import (
     parse_version,
     score_body,
 )
+from agentrl.support.concurrency import Deadline
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.types import Bucket, GroupAddress, GroupRequest, Manifest, Publication
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 
-from agentrl.concurrency import outside_work
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.box import open_session
 from agentrl_sandbox.bubblewrap.host import Host, find_host
 from agentrl_sandbox.bubblewrap.seccomp import native_architecture, seccomp_filter

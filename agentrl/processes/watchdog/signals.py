@@ -23,8 +23,8 @@ from typing import NoReturn, TypeAlias, TypeVar
 import anyio
 
 from agentrl.errors import StallError
-from agentrl.foreign import visible
-from agentrl.watchdog.stacks import blocking_code, indented
+from agentrl.processes.watchdog.stacks import blocking_code, indented
+from agentrl.support.foreign import visible
 
 TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 """Signals that end a command as Ctrl-C does: a supervisor sends the first, a terminal that is closed the second."""

@@ -19,12 +19,12 @@ from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionToo
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import to_json
 
+from agentrl.client.tools.errors import ToolError
+from agentrl.client.tools.processes import PROCESS_TIMEOUT_S, call_by_name, importable_name
 from agentrl.env import environment_boundary
 from agentrl.env.threads import call_in_thread
 from agentrl.episode.tape import ask, run_and_compare
 from agentrl.errors import EnvironmentFault
-from agentrl.tools.errors import ToolError
-from agentrl.tools.processes import PROCESS_TIMEOUT_S, call_by_name, importable_name
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)

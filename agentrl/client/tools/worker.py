@@ -9,9 +9,9 @@ import json
 from collections.abc import Callable
 from typing import cast
 
-from agentrl.tools.errors import ToolError
-from agentrl.tools.functions import Tool
-from agentrl.tools.processes import resolve_name
+from agentrl.client.tools.errors import ToolError
+from agentrl.client.tools.functions import Tool
+from agentrl.client.tools.processes import resolve_name
 
 
 def load_caller() -> Callable[[str, str, str], dict[str, object]]:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from agentrl.watchdog.stacks import user_place
+from agentrl.processes.watchdog.stacks import user_place
 
 logger = logging.getLogger(__name__)
 

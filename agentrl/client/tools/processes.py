@@ -14,11 +14,11 @@ from typing import Final, cast
 
 from anyio.lowlevel import RunVar
 
+from agentrl.client.tools.errors import ToolError
 from agentrl.env import environment_boundary
 from agentrl.episode.tape import ask
 from agentrl.errors import EnvironmentFault
 from agentrl.processes.jobs import WorkerLost, WorkerPool, WorkerSettings
-from agentrl.tools.errors import ToolError
 from agentrl.types import JsonValue
 
 MAX_PROCESSES: Final = max(2, min(8, os.cpu_count() or 1))
@@ -115,7 +115,7 @@ def _pool_of_this_loop() -> WorkerPool:
         return _loop_pool.get()
     except LookupError:
         settings = WorkerSettings(
-            loader="agentrl.tools.worker:load_caller", name="a worker process", inherits_environment=True
+            loader="agentrl.client.tools.worker:load_caller", name="a worker process", inherits_environment=True
         )
         pool = WorkerPool(settings, num_workers=MAX_PROCESSES)
         _loop_pool.set(pool)

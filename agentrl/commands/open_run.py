@@ -20,10 +20,10 @@ from agentrl.episode.show import EpisodeView, html_of, print_view, view_of
 from agentrl.episode.summary import EpisodeSummary, Purpose, TrainedEpisode
 from agentrl.episode.trajectory import Task, Trajectory
 from agentrl.errors import ConfigError
+from agentrl.observe.runs.plot import plot_curves
+from agentrl.observe.runs.reading import read_index, read_metrics, read_record, read_record_lines, read_trained_lines
+from agentrl.observe.runs.table import EpisodeTable, MetricLines
 from agentrl.observe.timeline import Activity, read_timeline
-from agentrl.runs.plot import plot_curves
-from agentrl.runs.reading import read_index, read_metrics, read_record, read_record_lines, read_trained_lines
-from agentrl.runs.table import EpisodeTable, MetricLines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from agentrl.config import RunConfig
 
 _TOKENIZER_FILE = "tokenizer.json"
-ONLINE_FOLDER = "online"
-"""The folder of a run whose episodes are conversations with clients."""
 _TRAINED = msgspec.json.Decoder(TrainedEpisode)
 
 

@@ -1,4 +1,4 @@
-"""Packages that stood in this one until version 0.2, and stand beside it now: their former names work for one release.
+"""Modules that stood elsewhere until version 0.2: their former names work for one release.
 
 Invariant: a former name is the same module as the new one, and its first import warns.
 """
@@ -15,27 +15,42 @@ from types import ModuleType
 from typing import Final
 
 MOVED: Final = {
+    "agentrl.cassette": "agentrl.episode.tape",
+    "agentrl.concurrency": "agentrl.support.concurrency",
+    "agentrl.exact_json": "agentrl.support.exact_json",
     "agentrl.exchange": "agentrl_viewer.exchange",
+    "agentrl.files": "agentrl.support.files",
+    "agentrl.folders": "agentrl.support.folders",
+    "agentrl.foreign": "agentrl.support.foreign",
     "agentrl.gateway": "agentrl_doors.gateway",
     "agentrl.online": "agentrl_doors.online",
     "agentrl.reward": "agentrl_rewards",
+    "agentrl.runs": "agentrl.observe.runs",
+    "agentrl.runs.run": "agentrl.commands.open_run",
     "agentrl.sandbox": "agentrl_sandbox",
     "agentrl.simulate": "agentrl_simulate",
     "agentrl.testing": "agentrl_testing",
+    "agentrl.tools": "agentrl.client.tools",
+    "agentrl.user_code": "agentrl.support.user_code",
     "agentrl.view": "agentrl_viewer.view",
+    "agentrl.watchdog": "agentrl.processes.watchdog",
 }
-"""The present names of packages, by their former ones."""
+"""The present names of packages and modules, by their former ones; that of the nearest counts for those inside."""
 
 
 def present_name(name: str) -> str | None:
     """Return the present name of a module; None where it has not moved.
 
     Example:
-        >>> present_name("agentrl.reward.match"), present_name("agentrl.tools")
+        >>> present_name("agentrl.reward.match"), present_name("agentrl.env")
         ('agentrl_rewards.match', None)
     """
-    first = ".".join(name.split(".")[:2])
-    return MOVED[first] + name.removeprefix(first) if first in MOVED else None
+    parts = name.split(".")
+    for length in range(len(parts), 1, -1):
+        former = ".".join(parts[:length])
+        if former in MOVED:
+            return MOVED[former] + name.removeprefix(former)
+    return None
 
 
 class MovedModules(MetaPathFinder, Loader):

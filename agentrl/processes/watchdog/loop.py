@@ -21,9 +21,8 @@ from typing import Any, TypeVar
 
 import anyio
 
-from agentrl.concurrency import STRAY_CANCELLATION, stray_cancellation_raises
 from agentrl.errors import RunStopped, StallError
-from agentrl.watchdog.delays import (
+from agentrl.processes.watchdog.delays import (
     LOOK_S,
     LOOP_BEAT_S,
     NAME_AFTER_S,
@@ -32,8 +31,16 @@ from agentrl.watchdog.delays import (
     current_delays,
     under_asyncio,
 )
-from agentrl.watchdog.signals import EXIT_GRACE_S, TERMINATING, Ending, exit_process, interrupt_from, run_without_waiting
-from agentrl.watchdog.stacks import blocking_code, indented, is_in_user_code, workflow_code
+from agentrl.processes.watchdog.signals import (
+    EXIT_GRACE_S,
+    TERMINATING,
+    Ending,
+    exit_process,
+    interrupt_from,
+    run_without_waiting,
+)
+from agentrl.processes.watchdog.stacks import blocking_code, indented, is_in_user_code, workflow_code
+from agentrl.support.concurrency import STRAY_CANCELLATION, stray_cancellation_raises
 
 logger = logging.getLogger(__name__)
 

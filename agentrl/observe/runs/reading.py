@@ -21,6 +21,8 @@ _Record: TypeAlias = dict[str, Any]
 _OF_A_STEP = ("step", "checkpoint", "evaluation", "evaluation_skipped")
 RESUMED_MARK = b'{"event":"resumed"'
 """Beginning of the line that takes back the work of a killed process."""
+ONLINE_FOLDER = "online"
+"""The folder of a run whose episodes are conversations with clients."""
 _SUMMARIES = msgspec.json.Decoder(EpisodeSummary)
 
 

@@ -1,4 +1,4 @@
-"""Packages that stood in this one until version 0.2, and stand beside it now: their former names work for one release.
+"""Packages and modules that stood elsewhere until version 0.2: their former names work for one release.
 
 Invariant: a former name is the same module as the new one, and its first import warns.
 """
@@ -15,6 +15,19 @@ from types import ModuleType
 from typing import Final
 
 MOVED: Final = {
+    "agentrl.algo.advantage": "agentrl.algo.batch_advantages",
+    "agentrl.algo.companions": "agentrl.algo.config",
+    "agentrl.algo.corrections.correction_options": "agentrl.algo.corrections",
+    "agentrl.algo.corrections.proximal": "agentrl.algo.corrections",
+    "agentrl.algo.corrections.segments": "agentrl.algo.corrections",
+    "agentrl.algo.corrections.tokens": "agentrl.algo.corrections",
+    "agentrl.algo.losses.clipped": "agentrl.algo.losses",
+    "agentrl.algo.losses.loss_options": "agentrl.algo.losses",
+    "agentrl.algo.losses.weighted": "agentrl.algo.losses",
+    "agentrl.algo.shaped_groups": "agentrl.algo.shaping",
+    "agentrl.algo.terms.critics": "agentrl.algo.terms",
+    "agentrl.algo.terms.penalties": "agentrl.algo.terms",
+    "agentrl.algo.terms.term_options": "agentrl.algo.terms",
     "agentrl.exchange": "agentrl_viewer.exchange",
     "agentrl.gateway": "agentrl_doors.gateway",
     "agentrl.online": "agentrl_doors.online",
@@ -24,7 +37,7 @@ MOVED: Final = {
     "agentrl.testing": "agentrl_testing",
     "agentrl.view": "agentrl_viewer.view",
 }
-"""The present names of packages, by their former ones."""
+"""The present names of packages and modules, by their former ones."""
 
 
 def present_name(name: str) -> str | None:
@@ -34,8 +47,10 @@ def present_name(name: str) -> str | None:
         >>> present_name("agentrl.reward.match"), present_name("agentrl.tools")
         ('agentrl_rewards.match', None)
     """
-    first = ".".join(name.split(".")[:2])
-    return MOVED[first] + name.removeprefix(first) if first in MOVED else None
+    former = name
+    while former and former not in MOVED:
+        former = former.rpartition(".")[0]
+    return MOVED[former] + name.removeprefix(former) if former else None
 
 
 class MovedModules(MetaPathFinder, Loader):

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from agentrl.algo.advantages import ADVANTAGES
-from agentrl.algo.companions import CriticConfig, ReferenceConfig
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.filled import AlgorithmSlots, aggregate_of, filled
-from agentrl.algo.group_slots import KEEPS, SHAPINGS
 from agentrl.algo.guard import GUARDS
+from agentrl.algo.keeps import KEEPS
 from agentrl.algo.losses import POLICY_LOSSES
-from agentrl.algo.presets import PRESETS
+from agentrl.algo.presets import FORKS, OVERLONG, PRESETS, STALE
+from agentrl.algo.shaping import SHAPINGS
 from agentrl.algo.slots import Bundled, SlotValue, slot_name, slot_value, with_option
 from agentrl.algo.terms import TERMS
 from agentrl.config.base import Config
@@ -32,22 +32,35 @@ SHORT: Final = {
 SHORT_CORRECTION: Final = ("behavior_weight_mode", "behavior_weight_cap")
 PARTS: Final = {"proximal": PROXIMALS, "token": CORRECTIONS, "sequence": CORRECTIONS}
 """Parts of `correction`, each with the table of what fills it."""
+LR_FACTOR: Final = 10
+"""A critic's learning rate over that of the policy, where none is given: its head begins at 0."""
 
 
-def _kept_groups(given: object) -> SlotValue:
-    return slot_value("algorithm.keep", given, KEEPS, main="max_groups_per_step")
+class CriticConfig(Config):
+    """A critic, which predicts the return from the tokens before a token; the term `value` trains it."""
+
+    model: Literal["head", "trunk", "own"] = "head"
+    """`head`: a linear head on the hidden states of the policy, which it leaves alone. `trunk`: its loss trains the policy's
+    weights too. `own`: a second copy of `model.path` with a head."""
+    lr: float | None = Field(default=None, gt=0)
+    """Peak learning rate of its AdamW; none: ten times `trainer.lr`."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """First batches of the run, from which the critic learns alone and the policy stays as it is."""
 
 
-def _shaping_slot(given: object) -> SlotValue:
-    return slot_value("algorithm.shaping", given, SHAPINGS)
+class ReferenceConfig(Config):
+    """A frozen policy near which the policy stays: by the term `kl`, by the reward, or by both."""
+
+    refresh_every: int = Field(default=0, ge=0)
+    """Batches after which the weights of then take its place, again and again; 0: those that the run began with stay."""
+    reward_weight: float = Field(default=0.0, ge=0)
+    """Factor of each turn's KL to the reference, which is taken off the turn's reward; 0: rewards stay."""
+    reward_k: Literal[1, 2, 3] = 1
+    """Estimator of that KL: d, d^2 / 2, or exp(-d) - 1 + d, d = log mu - log reference; only 1 is unbiased in a reward."""
 
 
-def _advantage_slot(given: object) -> SlotValue:
-    return slot_value("algorithm.advantage", given, ADVANTAGES)
-
-
-def _policy_loss(given: object) -> SlotValue:
-    return slot_value("algorithm.policy_loss", given, POLICY_LOSSES)
+def _slot(name: str, table: Mapping[str, Bundled], main: str | None = None) -> BeforeValidator:
+    return BeforeValidator(lambda given: slot_value(f"algorithm.{name}", given, table, main))
 
 
 def _correction(given: object) -> dict[str, SlotValue]:
@@ -56,10 +69,6 @@ def _correction(given: object) -> dict[str, SlotValue]:
     if not fields.keys() <= PARTS.keys():
         fields = {"token": given}
     return {part: slot_value(f"algorithm.correction.{part}", value, PARTS[part]) for part, value in fields.items()}
-
-
-def _guard_slot(given: object) -> SlotValue:
-    return slot_value("algorithm.guard", given, GUARDS)
 
 
 def _added_terms(given: object) -> tuple[SlotValue, ...]:
@@ -78,18 +87,18 @@ class AlgorithmConfig(Config):
     """Episodes of one task; their mean return is the baseline."""
     groups_per_step: int = Field(default=16, ge=1)
     """Groups in one optimizer batch."""
-    keep: Annotated[SlotValue, BeforeValidator(_kept_groups)] = "all"
+    keep: Annotated[SlotValue, _slot("keep", KEEPS, "max_groups_per_step")] = "all"
     """Which groups are trained: `all`, `mixed` (an advantage is not 0), or a function; `max_groups_per_step` bounds how many
     are played for a batch, after which the others fill it up."""
-    shaping: Annotated[SlotValue, BeforeValidator(_shaping_slot)] = "none"
+    shaping: Annotated[SlotValue, _slot("shaping", SHAPINGS)] = "none"
     """What changes rewards, or takes turns out of the loss, before the advantages: `none`, `soft_overlong` (a punishment for
     length), `mask_truncated` (what was cut off is not trained), or a function."""
-    advantage: Annotated[SlotValue, BeforeValidator(_advantage_slot)] = "episode"
+    advantage: Annotated[SlotValue, _slot("advantage", ADVANTAGES)] = "episode"
     """`episode`: return minus group mean, for every token. `turn`: return-to-go with a leave-one-out group baseline."""
     normalize: Literal["none", "group", "batch", "running"] = "none"
     """Divide advantages by their root mean square over the tokens of the `group`, the `batch`, or, `running`, all batches so
     far, the older the less; a checkpoint holds what was seen."""
-    policy_loss: Annotated[SlotValue, BeforeValidator(_policy_loss)] = "ppo"
+    policy_loss: Annotated[SlotValue, _slot("policy_loss", POLICY_LOSSES)] = "ppo"
     """The loss of a token from its ratio and advantage, such as `ppo`, `gspo` or `cispo`."""
     correction: Annotated[dict[str, SlotValue], BeforeValidator(_correction)] = Field(default_factory=dict[str, SlotValue])
     """For tokens that another policy sampled: `{token: mask, sequence: none, proximal: forward}`. `token` and `sequence`
@@ -101,7 +110,7 @@ class AlgorithmConfig(Config):
     `{fixed: N}`, the sum over samples and N."""
     critic: CriticConfig | None = None
     """The model that predicts returns, for `turn_gae` and `token_gae`; none: there is none."""
-    guard: Annotated[SlotValue, BeforeValidator(_guard_slot)] = "none"
+    guard: Annotated[SlotValue, _slot("guard", GUARDS)] = "none"
     """What the learning rate of a minibatch is multiplied by, from its ratio of effective samples: `none` (1),
     `effective_samples`, or a function."""
     reference: ReferenceConfig | None = None
@@ -150,7 +159,20 @@ class AlgorithmConfig(Config):
     @property
     def slots(self) -> AlgorithmSlots:
         """What fills the slots, with the defaults that depend on others."""
-        return _slots_of(self)
+        return filled(
+            keep=self.keep,
+            shaping=self.shaping,
+            advantage=self.advantage,
+            policy_loss=self.policy_loss,
+            correction=self.correction,
+            terms=self.terms,
+            aggregate=self.aggregate,
+            guard=self.guard,
+            group_size=self.group_size,
+            critic=self.critic is not None,
+            reference=self.reference is not None,
+            priced=self.reference is not None and self.reference.reward_weight > 0,
+        )
 
     @property
     def advantage_name(self) -> str:
@@ -192,22 +214,6 @@ class AlgorithmConfig(Config):
         return self
 
 
-def _slots_of(config: AlgorithmConfig) -> AlgorithmSlots:
-    return filled(
-        keep=config.keep,
-        shaping=config.shaping,
-        advantage=config.advantage,
-        policy_loss=config.policy_loss,
-        correction=config.correction,
-        terms=config.terms,
-        aggregate=config.aggregate,
-        guard=config.guard,
-        group_size=config.group_size,
-        critic=config.critic is not None,
-        reference=config.reference,
-    )
-
-
 def _without_short_fields(given: Mapping[str, Any], preset: Mapping[str, object]) -> dict[str, Any]:
     """Return the fields that slots have: those of the preset, then those that were given, short ones in their slots."""
     fields = {**preset, **given}
@@ -242,3 +248,31 @@ def _without_short_fields(given: Mapping[str, Any], preset: Mapping[str, object]
             raise ValueError(f"algorithm.behavior_weight_mode: expected clamp or mask, got {mode!r}")
         fields["correction"] = {**parts, "token": mode if cap is None else {mode: {"cap": cap}}}
     return fields
+
+
+def preset_differences(algorithm: AlgorithmConfig, minibatches: int) -> list[str]:
+    """Return a line for each difference, those that fields beside the preset make included; empty without a preset."""
+    if algorithm.preset_name is None:
+        return []
+    preset = PRESETS[algorithm.preset_name]
+    pure = AlgorithmConfig.model_validate({"group_size": algorithm.group_size, **preset.fields})
+    lines = [line for line in preset.differences if not _is_gone(line, algorithm)]
+    if preset.minibatches not in (None, minibatches):
+        lines.append(f"trainer.minibatches is {minibatches}; in the source it is {preset.minibatches}")
+    for name in ("keep", "shaping", "advantage", "normalize", "policy_loss", "correction", "terms", "aggregate", "guard"):
+        mine, own = getattr(algorithm, name), getattr(pure, name)
+        if mine != own:
+            lines.append(f"algorithm.{name} is {mine}, as the run file says; in the preset it is {own}")
+    return lines
+
+
+def _is_gone(line: str, algorithm: AlgorithmConfig) -> bool:
+    """Return whether fields of the run file take a difference away."""
+    slots = algorithm.slots
+    if line == OVERLONG:
+        return slots.shaping.name == "soft_overlong"
+    if line == FORKS:
+        return slots.aggregate != "sequence"
+    if line == STALE:
+        return algorithm.max_staleness == 0 or slots.recomputes_proximal
+    return False

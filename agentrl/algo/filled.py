@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from agentrl.algo.advantages import ADVANTAGES
-from agentrl.algo.advantages.advantage_options import EpisodeOptions, PassAtKOptions
-from agentrl.algo.companions import ReferenceConfig
+from agentrl.algo.advantages.episodes import EpisodeOptions, PassAtKOptions
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
-from agentrl.algo.group_slots import KEEPS, SHAPINGS
 from agentrl.algo.guard import GUARDS
+from agentrl.algo.keeps import KEEPS
 from agentrl.algo.losses import POLICY_LOSSES
-from agentrl.algo.slots import Need, Slot, SlotValue, slot_of, valid_options
-from agentrl.algo.terms import TERMS
-from agentrl.algo.terms.term_options import WeightSchedule
+from agentrl.algo.shaping import SHAPINGS
+from agentrl.algo.slots import Need, Slot, SlotValue, slot_name, slot_of, valid_options
+from agentrl.algo.terms import TERMS, WeightSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +107,10 @@ def filled(
     guard: SlotValue,
     group_size: int,
     critic: bool = False,
-    reference: ReferenceConfig | None = None,
+    reference: bool = False,
+    priced: bool = False,
 ) -> AlgorithmSlots:
-    """Return the slots that the run file's values fill.
+    """Return the slots that the run file's values fill; `priced`: turns pay for their KL to the reference.
 
     Raises:
         ValueError: a name does not exist, options do not fit, or slots contradict each other.
@@ -137,7 +137,7 @@ def filled(
             "algorithm.keep: all keeps each group, so max_groups_per_step does nothing; remove it, or choose mixed"
         )
     every = (estimator, loss, token, sequence, *(term.slot for term in added))
-    _check_needs(every, critic=critic, reference=reference)
+    _check_needs(every, critic=critic, reference=reference, priced=priced)
     return AlgorithmSlots(
         keep=chosen,
         max_groups_per_step=_count("algorithm.keep.max_groups_per_step", most),
@@ -178,22 +178,18 @@ def _estimator(value: SlotValue, group_size: int) -> Slot:
     return replace(slot, given={"group_size": group_size, **slot.given})
 
 
-def _filled_name(value: SlotValue) -> str:
-    return value if isinstance(value, str) else next(iter(value))
-
-
 def _taken(value: SlotValue, option: str) -> tuple[SlotValue, object]:
     """Return `value` without an option that the slot itself reads, and what was given for it."""
     if isinstance(value, str):
         return value, None
-    name = _filled_name(value)
+    name = slot_name(value)
     rest = {key: each for key, each in value[name].items() if key != option}
     return ({name: rest} if rest else name), value[name].get(option)
 
 
 def _own_dense(value: SlotValue) -> tuple[SlotValue, bool]:
     """Return a policy loss without the option `dense`, which those of users have, and what was given for it."""
-    name = _filled_name(value)
+    name = slot_name(value)
     if ":" not in name:
         return value, False
     value, given = _taken(value, "dense")
@@ -209,7 +205,7 @@ def _count(field: str, given: object) -> int | None:
 
 
 def _term(value: SlotValue) -> TermSlot:
-    name = _filled_name(value)
+    name = slot_name(value)
     numbers: dict[str, object] = {}
     rest = value
     for option in WeightSchedule.model_fields:
@@ -244,11 +240,11 @@ def _weight_words(term: TermSlot) -> str:
     return f"({term.weight:g} to {term.final_weight:g} over {term.over_steps} batches)"
 
 
-def _check_needs(slots: Sequence[Slot], *, critic: bool, reference: ReferenceConfig | None) -> None:
+def _check_needs(slots: Sequence[Slot], *, critic: bool, reference: bool, priced: bool) -> None:
     for slot in slots:
         if "values" in slot.needs and not critic:
             raise ValueError(f"{slot.field}: {slot.name} needs a critic; add algorithm.critic: {{}}, or choose another")
-        if "reference" in slot.needs and reference is None:
+        if "reference" in slot.needs and not reference:
             raise ValueError(
                 f"{slot.field}: {slot.name} needs a reference model; add algorithm.reference: {{}}, or choose another"
             )
@@ -257,7 +253,7 @@ def _check_needs(slots: Sequence[Slot], *, critic: bool, reference: ReferenceCon
             f"algorithm.critic: the advantage {slots[0].name} uses no values; set algorithm.advantage to turn_gae or "
             "token_gae, or remove the critic"
         )
-    if reference is not None and not reference.reward_weight and not any("reference" in slot.needs for slot in slots):
+    if reference and not priced and not any("reference" in slot.needs for slot in slots):
         raise ValueError(
             "algorithm.reference: nothing uses it; add the term kl, such as terms: [{kl: 0.001}], set "
             "algorithm.reference.reward_weight, or remove it"

@@ -5,20 +5,23 @@ Invariant: a batch of kept groups is conditioned on what the function asks for, 
 
 from __future__ import annotations
 
-from agentrl.algo.advantages.estimated import GroupAdvantages
-from agentrl.algo.slots import NoOptions
+from agentrl.algo.advantages import GroupAdvantages
+from agentrl.algo.slots import Bundled, NoOptions, row
 from agentrl.types import Group
 
+KEEPS: dict[str, Bundled] = {}
 EQUAL = 1e-9
 """Returns that differ by less than this part of the largest are equal."""
 
 
+@row(KEEPS, "all", "all groups")
 def every_group(group: Group) -> bool:
     """Keep each group."""
     del group
     return True
 
 
+@row(KEEPS, "mixed", "groups with an advantage other than 0", needs=("advantages",))
 def mixed(group: Group, options: NoOptions, estimate: GroupAdvantages) -> bool:
     """Keep a group that teaches something: a turn whose tokens may be trained has an advantage other than 0.
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import anyio.to_thread
 import numpy as np
 
-from agentrl.algo.advantage import GroupLogprobs
+from agentrl.algo.batch_advantages import GroupLogprobs
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.recomputed import recomputed_logprobs
 from agentrl.tokens.verify import verify

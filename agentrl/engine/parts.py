@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.algo.advantages.scaling import NO_BATCHES, RunningSquare
+from agentrl.algo.batch_advantages import NO_BATCHES, RunningSquare
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client.config import SamplingConfig
 from agentrl.data.digest import TaskDigest, check_unique

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.algo.advantage import GroupLogprobs
+from agentrl.algo.batch_advantages import GroupLogprobs
 from agentrl.trainer.base import Trainer
 from agentrl.types import Float32Array, Group, Int32Array, Trajectory
 

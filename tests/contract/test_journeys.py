@@ -341,7 +341,7 @@ async def test_a_group_enters_few_files_on_its_way_to_the_loss_in_the_trainer_s_
             )
             await engine.run()
     assert [report.skipped for report in recorded.reports] == [None, None]
-    assert "algo/loss.py" in recorder.files
+    assert "algo/losses.py" in recorder.files
     check_limit(recorder.files, MAX_FILES_PER_SHIPPED_GROUP, "MAX_FILES_PER_SHIPPED_GROUP")
 
 

@@ -1,33 +1,58 @@
-"""What is done to the groups of a batch before their advantages: functions for `algorithm.shaping`. numpy only.
+"""What is done to the groups of a batch before their advantages: `algorithm.shaping`, and a price for the KL. numpy only.
 
 Invariant: a function changes rewards and which turns are trained, and nothing that was sampled. Records, and figures of
-rewards, show those of the workflow. Advantages that `score_group` gave stay as they are.
+rewards, show those of the workflow. Advantages that `score_group` gave stay as they are. A price is known when the tokens of
+its turn are sampled, so it is credited to the turn and to what was sent before, and to nothing that was sent later, whenever
+the workflow's own reward of the turn is set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final
+from dataclasses import fields, replace
+from typing import Final, Literal
 
 import numpy as np
+from pydantic import Field
 
-from agentrl.algo.advantages.prices import priced
-from agentrl.algo.group_slots import OverlongOptions, TruncatedOptions
-from agentrl.algo.slots import Loaded, NoOptions
+from agentrl.algo.advantages.players import Float64Array, PricedTurn
+from agentrl.algo.slots import Bundled, Loaded, NoOptions, row
+from agentrl.config.base import Config
 from agentrl.errors import ConfigError
-from agentrl.types import Group, Sample, StopReason, Trajectory, Turn
+from agentrl.types import Float32Array, Group, Sample, StopReason, Trajectory, Turn
 
+SHAPINGS: dict[str, Bundled] = {}
 CUT_SHORT: Final = frozenset({StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_LIMIT, StopReason.DEADLINE})
 """Ends of an episode that did not come to its own."""
+MAX_EXPONENT = 20.0
+"""Bound of the exponent of estimator 3, so that a token whose reference is nearly impossible pays a finite price."""
 
 
+@row(SHAPINGS, "none", "rewards as they are")
 def unshaped(group: Group, options: NoOptions) -> Group:
     """Return the group as it is."""
     del options
     return group
 
 
+class OverlongOptions(Config):
+    """Options of `soft_overlong`."""
+
+    limit: int = Field(ge=1)
+    """Sampled tokens from which on the whole punishment is paid, such as those after which answers are cut off."""
+    cache: int | None = Field(default=None, ge=1)
+    """Tokens below the limit over which the punishment grows; none: a fifth of the limit, as in the paper."""
+    weight: float = Field(default=1.0, gt=0)
+    """The whole punishment."""
+    over: Literal["episode", "turn"] = "episode"
+    """What has a length: all turns of a player in an episode together, or each turn."""
+
+
+@row(
+    SHAPINGS,
+    "soft_overlong",
+    "reward less up to {weight}, from below {limit} sampled tokens of each {over} on (cache {cache})",
+)
 def soft_overlong(group: Group, options: OverlongOptions) -> Group:
     """Take a punishment off the reward that grows from 0 to `weight` between limit - cache and limit sampled tokens.
 
@@ -63,6 +88,14 @@ def punishment(length: int, options: OverlongOptions) -> float:
     return options.weight * min(1.0, max(0.0, (length - options.limit + cache) / cache))
 
 
+class TruncatedOptions(Config):
+    """Options of `mask_truncated`."""
+
+    over: Literal["episode", "turn"] = "episode"
+    """What leaves the loss: all turns of an episode that was cut short, or turns that were cut off, alone."""
+
+
+@row(SHAPINGS, "mask_truncated", "each {over} that was cut off leaves the loss")
 def mask_truncated(group: Group, options: TruncatedOptions) -> Group:
     """Take out of the loss what was cut off (DAPO's overlong filtering, arXiv 2503.14476, section 3.4).
 
@@ -112,3 +145,52 @@ def without_left_out(sample: Sample, shaped: Trajectory) -> Sample:
     """Return `sample` of the episode without the tokens of turns that shaping left out in its loss mask."""
     trains = np.array([turn.in_loss for turn in shaped.turns], np.bool_)
     return replace(sample, loss_mask=sample.loss_mask & trains[sample.turn_index])
+
+
+def kl_estimate(behavior: Float32Array, reference: Float32Array, k: Literal[1, 2, 3]) -> Float64Array:
+    """Return the estimate of KL(behavior || reference) by each token, [tokens], of log-probs in nats (Schulman 2020).
+
+    Example:
+        >>> one, other = np.array([-1.0], np.float32), np.array([-2.0], np.float32)
+        >>> [round(float(kl_estimate(one, other, k)[0]), 3) for k in (1, 2, 3)]
+        [1.0, 0.5, 0.368]
+    """
+    difference = behavior.astype(np.float64) - reference
+    if k == 1:
+        return difference
+    if k == 2:
+        return difference**2 / 2
+    return np.expm1(np.minimum(-difference, MAX_EXPONENT)) + difference
+
+
+def with_kl_rewards(
+    groups: Sequence[Group], reference: Sequence[Sequence[Sequence[Float32Array]]], *, weight: float, k: Literal[1, 2, 3]
+) -> list[Group]:
+    """Return `groups`, in which each trained turn pays `weight` times the sum of its tokens' KL.
+
+    `reference` has, for each group, episode and turn, [output tokens] log-probs of the reference. Source: Ziegler et al.,
+    arXiv 1909.08593, equation 2: R = r - weight * log(pi / reference), here of the policy that sampled.
+    """
+
+    def paid(turn: Turn, logprobs: Float32Array) -> Turn:
+        if not turn.in_loss:
+            return turn
+        return priced(turn, weight * float(kl_estimate(turn.output_logprobs, logprobs, k).sum()))
+
+    def paid_episode(episode: Trajectory, own: Sequence[Float32Array]) -> Trajectory:
+        return replace(episode, turns=tuple(paid(turn, each) for turn, each in zip(episode.turns, own, strict=True)))
+
+    return [
+        replace(group, episodes=tuple(paid_episode(one, own) for one, own in zip(group.episodes, of_group, strict=True)))
+        for group, of_group in zip(groups, reference, strict=True)
+    ]
+
+
+def priced(turn: Turn, price: float) -> Turn:
+    """Return `turn` with `price` taken off its reward, paid before anything that was sent later."""
+    moment = turn.sent_at + 1  # the next event of the episode has this number at the earliest
+    before = turn.at_once if isinstance(turn, PricedTurn) else 0.0
+    if turn.reward is None or (turn.rewarded_at == moment and not before):
+        return replace(turn, reward=(turn.reward or 0.0) - price, rewarded_at=moment)
+    same = {each.name: getattr(turn, each.name) for each in fields(Turn) if each.name != "reward"}
+    return PricedTurn(**same, reward=turn.reward - price, at_once=before - price)

@@ -24,10 +24,9 @@ from agentrl.engine.buffer import Ticket
 from agentrl.engine.evaluate import EvalReport, EvaluationQueue, evaluate_with
 from agentrl.engine.filter import FILTERED, load_filter
 from agentrl.engine.journal import LoopState
-from agentrl.engine.parts import EngineParts
+from agentrl.engine.parts import EngineParts, GroupIntake
 from agentrl.engine.report import RunReport
 from agentrl.engine.skipped import EqualScores
-from agentrl.engine.sources import GroupIntake
 from agentrl.engine.training import TrainLoop
 from agentrl.errors import RunStopped
 from agentrl.rollout.episode import LocalRunner

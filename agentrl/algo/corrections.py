@@ -7,7 +7,7 @@ w is proximal / behavior here. The tokens of a segment share their fate, except 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, cast
 
 from pydantic import Field, model_validator
 
@@ -21,7 +21,7 @@ from agentrl.algo.loss_batch import (
     running_sum,
     sum_by,
 )
-from agentrl.algo.slots import Bundled, NoOptions, row
+from agentrl.algo.slots import Bundled, NoOptions, SlotValue, row, slot_value
 from agentrl.config.base import Config
 
 if TYPE_CHECKING:
@@ -32,6 +32,16 @@ __path__: list[str] = []  # agentrl.moved finds the former modules below this na
 CORRECTIONS: dict[str, Bundled] = {}
 PROXIMALS: dict[str, Bundled] = {}
 """Centres of the trust region. `forward` alone needs a forward pass of its own."""
+PARTS: Final = {"proximal": PROXIMALS, "token": CORRECTIONS, "sequence": CORRECTIONS}
+"""Parts of `algorithm.correction`, each with the table of what fills it."""
+
+
+def correction_parts(given: object) -> dict[str, SlotValue]:
+    """Return the parts that were given; a bare name or function corrects tokens."""
+    fields = cast("dict[str, object]", given) if isinstance(given, dict) else {"token": given}
+    if not fields.keys() <= PARTS.keys():
+        fields = {"token": given}
+    return {part: slot_value(f"algorithm.correction.{part}", value, PARTS[part]) for part, value in fields.items()}
 
 
 class BehaviorWeights(NamedTuple):

@@ -22,7 +22,7 @@ from agentrl.algo.batch_advantages import (
     token_advantages,
 )
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.shaping import kl_estimate, shaped_groups, with_kl_rewards, without_left_out
+from agentrl.algo.group_slots import kl_estimate, shaped_groups, with_kl_rewards, without_left_out
 from agentrl.algo.slots import load_without_torch
 from agentrl.episode.summary import episode_metrics, history_counts, staleness_metrics, trained_record, uniform_outcome
 from agentrl.errors import StaleDataError

@@ -22,7 +22,7 @@ from agentrl.algo.batch_advantages import (
     spread_over_tokens,
 )
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.shaping import priced, with_kl_rewards
+from agentrl.algo.group_slots import priced, with_kl_rewards
 from agentrl.types import Float32Array, Group, Trajectory
 from tests.algo.build import episode, group, linear, turn
 

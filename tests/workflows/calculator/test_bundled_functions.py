@@ -19,8 +19,8 @@ from rich.console import Console
 from agentrl.algo.advantages import ADVANTAGES
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
+from agentrl.algo.group_slots import KEEPS
 from agentrl.algo.guard import GUARDS
-from agentrl.algo.keeps import KEEPS
 from agentrl.algo.losses import POLICY_LOSSES
 from agentrl.algo.presets import PRESETS
 from agentrl.algo.slots import Bundled

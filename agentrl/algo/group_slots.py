@@ -1,9 +1,9 @@
-"""What is done to the groups of a batch before their advantages: `algorithm.shaping`, and a price for the KL. numpy only.
+"""What groups are trained, and as what: `algorithm.keep`, `algorithm.shaping`, and a price for the KL. numpy only.
 
-Invariant: a function changes rewards and which turns are trained, and nothing that was sampled. Records, and figures of
-rewards, show those of the workflow. Advantages that `score_group` gave stay as they are. A price is known when the tokens of
-its turn are sampled, so it is credited to the turn and to what was sent before, and to nothing that was sent later, whenever
-the workflow's own reward of the turn is set.
+Invariant: shaping changes rewards and which turns are trained, and nothing that was sampled; records show the workflow's own
+rewards. Advantages that `score_group` gave stay as they are. A price is known when the tokens of its turn are sampled, so it
+is credited to the turn and to what was sent before, whenever the workflow's own reward of the turn is set. A batch of kept
+groups is conditioned on what the function asks for, so its figures are not those of all groups.
 """
 
 from __future__ import annotations
@@ -15,17 +15,55 @@ from typing import Final, Literal
 import numpy as np
 from pydantic import Field
 
+from agentrl.algo.advantages import GroupAdvantages
 from agentrl.algo.advantages.players import Float64Array, PricedTurn
 from agentrl.algo.slots import Bundled, Loaded, NoOptions, row
 from agentrl.config.base import Config
 from agentrl.errors import ConfigError
 from agentrl.types import Float32Array, Group, Sample, StopReason, Trajectory, Turn
 
+KEEPS: dict[str, Bundled] = {}
 SHAPINGS: dict[str, Bundled] = {}
+EQUAL = 1e-9
+"""Returns that differ by less than this part of the largest are equal."""
 CUT_SHORT: Final = frozenset({StopReason.TURN_LIMIT, StopReason.TOKEN_LIMIT, StopReason.CONTEXT_LIMIT, StopReason.DEADLINE})
 """Ends of an episode that did not come to its own."""
 MAX_EXPONENT = 20.0
 """Bound of the exponent of estimator 3, so that a token whose reference is nearly impossible pays a finite price."""
+
+
+@row(KEEPS, "all", "all groups")
+def every_group(group: Group) -> bool:
+    """Keep each group."""
+    del group
+    return True
+
+
+@row(KEEPS, "mixed", "groups with an advantage other than 0", needs=("advantages",))
+def mixed(group: Group, options: NoOptions, estimate: GroupAdvantages) -> bool:
+    """Keep a group that teaches something: a turn whose tokens may be trained has an advantage other than 0.
+
+    With one player and rewards of 0 and 1 it is DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). `estimate` is that
+    of `algorithm.advantage`, or, where this needs a model's numbers or the batch, one that finds the same groups equal.
+    """
+    del options
+    return any(
+        value != 0 and turn.in_loss and len(turn.output_ids) > 0
+        for episode, values in zip(group.episodes, estimate.per_turn, strict=True)
+        for turn, value in zip(episode.turns, values.tolist(), strict=True)
+    )
+
+
+def returns_differ(group: Group) -> bool:
+    """Return whether the episodes of a group differ in a player's return, or in the advantages that `score_group` gave."""
+    if any(episode.advantage is not None for episode in group.episodes):
+        return len({episode.advantage for episode in group.episodes}) > 1
+    returns = [{"": episode.final_reward or 0.0, **episode.player_returns()} for episode in group.episodes]
+    for player in dict.fromkeys(name for one in returns for name in one):
+        own = [one.get(player, one[""]) for one in returns]
+        if max(own) - min(own) > EQUAL * max(map(abs, own)):
+            return True
+    return False
 
 
 @row(SHAPINGS, "none", "rewards as they are")

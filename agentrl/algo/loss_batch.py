@@ -71,7 +71,9 @@ class LossBatch:
 
     def segment(self, name: Literal["turn", "sample", "microbatch"]) -> Tensor:
         """Return [T] int: the number of the turn or the sample of each token, or 0 for all."""
-        return self.sample.new_zeros(self.sample.shape) if name == "microbatch" else getattr(self, name)
+        if name == "microbatch":
+            return self.sample.new_zeros(self.sample.shape)
+        return self.turn if name == "turn" else self.sample
 
     def sum_by_turn(self, values: Tensor) -> Tensor:
         """Return at each token the sum of `values`, [T], over its turn."""

@@ -97,9 +97,6 @@ class Slot:
         options = self.bundled.options.model_validate(dict(self.given))
         return (self.bundled.formula or self.name).format(**dict(options))
 
-    def has_option(self, name: str) -> bool:
-        return self.bundled is not None and name in self.bundled.options.model_fields
-
     def load(self, kind: type[Result]) -> Loaded[Result]:
         """Import the function, whose results are of `kind`, and make its options.
 
@@ -142,10 +139,6 @@ class Loaded(Generic[Result_co]):
     def where(self) -> str:
         """The beginning of a message about the function."""
         return f"{self.slot.field}: {self.slot.name}"
-
-    def option(self, name: str, default: float) -> float:
-        found: object = getattr(self.options, name, None)
-        return float(found) if isinstance(found, int | float) else default
 
     def __call__(self, subject: object, *more: object) -> Result_co:
         """Return the function's result for a batch or a group.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.guard import ess_ratio
-from agentrl.algo.loss import COUNTS, SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, over_ranks
+from agentrl.algo.loss_metrics import COUNTS, SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, over_ranks
 from agentrl.algo.objective import Objective
 from agentrl.algo.packing import DealtPass, deal, sorted_microbatches, split_minibatches
 from agentrl.algo.prefixes import PassPlan, plan_passes

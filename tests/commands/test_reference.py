@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from agentrl.algo.config import SHORT, SHORT_CORRECTION
+from agentrl.algo.presets import SHORT, SHORT_CORRECTION
 from agentrl.commands.explain import describe_fields, explain_name
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.describe import config_fields

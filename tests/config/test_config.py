@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agentrl.algo.companions import CriticConfig, ReferenceConfig
+from agentrl.algo.config import CriticConfig, ReferenceConfig
 from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
 from agentrl.config.base import Config
 from agentrl.config.describe import field_docstrings

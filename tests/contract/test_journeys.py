@@ -246,7 +246,7 @@ async def test_a_group_enters_the_files_of_its_budget_on_its_way_to_the_loss(
             )
             await engine.run()
     assert [report.skipped for report in recorded.reports] == [None, None]
-    assert "agentrl/algo/loss.py" in recorder.files
+    assert "agentrl/algo/losses.py" in recorder.files
     check("group", recorder.files)
 
 

@@ -10,7 +10,7 @@ from functools import partial
 import anyio
 import pytest
 
-from agentrl.algo.advantage import advantages
+from agentrl.algo.batch_advantages import advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client import Client, ReplayBackend
 from agentrl.client.tools import tool

@@ -1,4 +1,4 @@
-"""The ratios of a loss, and the diagnostics of its tokens.
+"""The diagnostics of a loss: figures of its tokens.
 
 Invariant: diagnostics are sums and maxima over tokens, so they add up over microbatches and ranks. Every tensor here has one
 shape, [..]. Log-probs are in nats, at the temperature the token was sampled with. The separation of the policy that sampled
@@ -11,29 +11,15 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from agentrl.algo.guard import ess_ratio
-from agentrl.algo.loss_batch import Metric
+from agentrl.algo.loss_batch import MAX_LOG_RATIO, Metric
 
-MAX_LOG_RATIO = 60.0
-"""Log ratios are clamped to +-60 before `exp`: exp(60) = 1e26 times an advantage is finite."""
 MAX_SAMPLE_LOG_WEIGHT = 300.0
 """Log weights of whole samples are clamped to +-300, so that their squares add up in float64."""
-
-
-class BehaviorWeights(NamedTuple):
-    """The weight that corrects each token for the policy that sampled it."""
-
-    raw: Tensor
-    """[..] w = exp(proximal - behavior)."""
-    capped: Tensor
-    """[..] the factor of the objective: w, the cap, or 0."""
-    over: Tensor
-    """[..] bool: w is above the cap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,26 +110,6 @@ SUMS = (*_TOTALS, *_BREAKDOWN)
 COUNTS = ("num_", "loss_tokens_by_age")
 """Beginnings of the names of figures that count tokens."""
 MAXIMA = ("ratio", "weight", "difference", "fresh_difference", "interrupted_fresh_difference")
-
-
-def importance_ratio(numerator_logprobs: Tensor, denominator_logprobs: Tensor) -> Tensor:
-    """Return exp(numerator - denominator), [..], with the logarithm clamped to +-`MAX_LOG_RATIO`."""
-    return (numerator_logprobs - denominator_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-
-
-def behavior_weights(
-    proximal_logprobs: Tensor, behavior_logprobs: Tensor, cap: float, mode: Literal["clamp", "mask"]
-) -> BehaviorWeights:
-    """Return w = exp(proximal - behavior), [..], no gradient; above the cap, `capped` is the cap (`clamp`) or 0 (`mask`)."""
-    raw = importance_ratio(proximal_logprobs.detach(), behavior_logprobs.detach())
-    over = raw > cap
-    capped = raw.clamp(max=cap) if mode == "clamp" else raw.masked_fill(over, 0.0)
-    return BehaviorWeights(raw=raw, capped=capped, over=over)
-
-
-def clipped_objective(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Return min(u * A, clip(u, 1 - clip_low, 1 + clip_high) * A) for each token, [..] (arXiv 1707.06347, equation 7)."""
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
 
 def combine(metrics: Sequence[LossMetrics]) -> dict[str, float]:

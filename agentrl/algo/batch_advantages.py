@@ -1,24 +1,26 @@
-"""Advantages of the turns of a group: checks of the episodes, the estimate of the slot, and the spread over tokens.
+"""From the groups of a batch to the advantages of its tokens: checks, the estimate of the slot, its scale, and the spread.
 
 Invariant: a failed episode, or one without a reward, never reaches an estimate. No result is NaN or infinite, and a group
-that teaches nothing has advantages of exactly 0. numpy only: this runs in the driver.
+that teaches nothing has advantages of exactly 0, also where they are scaled: nothing is subtracted, so an estimate without
+bias keeps its direction. numpy only: this runs in the driver.
 
 `Trajectory.advantage`, from `score_group`, goes to each turn as it is (ADR 15), whatever the estimate is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Final, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 
-from agentrl.algo.advantages.estimated import GroupAdvantages
+from agentrl.algo.advantages import GroupAdvantages
 from agentrl.algo.advantages.gae import ValueEstimate
-from agentrl.algo.advantages.players import Float64Array
-from agentrl.algo.advantages.whitening import whiten
+from agentrl.algo.advantages.players import ROUNDING, Float64Array
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.slots import Loaded, load_without_torch
 from agentrl.episode.checks import MAX_REWARD, check_reward_time
@@ -27,6 +29,9 @@ from agentrl.types import Float32Array, Group, Sample, Trajectory
 
 GroupLogprobs: TypeAlias = Sequence[Sequence[Float32Array]]
 """For each episode of a group and each of its turns: [output tokens] nats, under the trainer's weights."""
+Normalization: TypeAlias = Literal["group", "batch", "running"]
+DECAY: Final = 0.99
+"""Share of its weight that a batch keeps when the next one comes, under `running`: about 100 batches count."""
 
 
 def advantages(group: Group, config: AlgorithmConfig) -> GroupAdvantages:
@@ -215,3 +220,95 @@ def _check_episode(episode: Trajectory, where: str) -> None:
                 "was complete when the request was sent"
             )
         check_reward_time(turn, f"{where}, turn {index}")
+
+
+class RunningSquare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The advantages of all batches so far, the older the less."""
+
+    tokens: float = 0.0
+    """Their weights together."""
+    squares: float = 0.0
+    """Sum over tokens of weight * A^2."""
+
+    def followed_by(self, tokens: float, squares: float) -> RunningSquare:
+        """Return the sums after a batch of `tokens` with this sum of squares.
+
+        Example:
+            >>> RunningSquare(100.0, 100.0).followed_by(1.0, 4.0)
+            RunningSquare(tokens=100.0, squares=103.0)
+        """
+        return RunningSquare(DECAY * self.tokens + tokens, DECAY * self.squares + squares)
+
+
+NO_BATCHES: Final = RunningSquare()
+
+
+def scaled_advantages(
+    groups: Sequence[Group], estimates: Sequence[GroupAdvantages], kind: Normalization, before: RunningSquare
+) -> tuple[list[GroupAdvantages], RunningSquare]:
+    """Return the advantages over their scale, and the running sums after this batch; `running` counts this batch too.
+
+    Advantages that `score_group` gave stay as they are and count nowhere.
+    """
+    ours = [not any(each.advantage is not None for each in group.episodes) for group in groups]
+    sums = [_sums(group, one) for group, one in zip(groups, estimates, strict=True)]
+    tokens, squares = (math.fsum(each[at] for each, own in zip(sums, ours, strict=True) if own) for at in (0, 1))
+    after = before.followed_by(tokens, squares) if kind == "running" else before
+    whole = (after.tokens, after.squares) if kind == "running" else (tokens, squares)
+    result = [
+        _over(one, _root(*(of_group if kind == "group" else whole))) if own else one
+        for one, of_group, own in zip(estimates, sums, ours, strict=True)
+    ]
+    return result, after
+
+
+def _sums(group: Group, estimate: GroupAdvantages) -> tuple[float, float]:
+    """Return the number of trained tokens of a group, and the sum of their squared advantages."""
+    counts: list[float] = []
+    squares: list[float] = []
+    for at, episode in enumerate(group.episodes):
+        for number, turn in enumerate(episode.turns):
+            size = len(turn.output_ids) if turn.in_loss else 0
+            if not size:
+                continue
+            counts.append(size)
+            if estimate.per_token is None:
+                squares.append(size * float(estimate.per_turn[at][number]) ** 2)
+            else:
+                squares.append(float(np.square(estimate.per_token[at][number]).sum()))
+    return math.fsum(counts), math.fsum(squares)
+
+
+def _root(tokens: float, squares: float) -> float:
+    return math.sqrt(squares / tokens) if tokens and squares else 1.0
+
+
+def _over(estimate: GroupAdvantages, scale: float) -> GroupAdvantages:
+    def divided(values: Float64Array) -> Float64Array:
+        return values / scale
+
+    per_token = estimate.per_token
+    return replace(
+        estimate,
+        per_turn=tuple(divided(values) for values in estimate.per_turn),
+        per_token=None if per_token is None else tuple(tuple(divided(turn) for turn in one) for one in per_token),
+    )
+
+
+def whiten(
+    per_group: Sequence[Sequence[Float64Array]], tokens: Sequence[Sequence[Float64Array]]
+) -> list[list[Float64Array]]:
+    """Return (A - mean) / std of all turns of a batch, each weighted by its tokens of the loss (arXiv 2501.03262, eq. 8).
+
+    Both arguments hold, for each group, one [turns] array for each episode. A turn without tokens has no weight.
+    """
+    flat = np.concatenate([values for group in per_group for values in group] or [np.zeros(0)])
+    weights = np.concatenate([counts for group in tokens for counts in group] or [np.zeros(0)])
+    largest = float(np.abs(flat).max(initial=0.0)) or 1.0
+    total = math.fsum(weights)
+    scaled = flat / largest
+    mean = math.fsum(weights * scaled) / total if total else 0.0
+    deviation = math.sqrt(math.fsum(weights * (scaled - mean) ** 2) / total) if total else 0.0
+    if deviation <= ROUNDING:
+        return [[np.zeros(len(values)) for values in group] for group in per_group]
+    return [[(values / largest - mean) / deviation for values in group] for group in per_group]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar, cast
 
 from agentrl.servers.http.errors import decode_body, json_bytes
-from agentrl_doors.gateway.body import CallRefused
+from agentrl_doors.gateway.refusals import CallRefused
 
 MAX_NESTING = 64
 """Deepest nesting of a body; templates and schemas are read by functions that call themselves."""
@@ -19,6 +19,8 @@ MAX_TOOLS = 1024
 """Most tools of one call."""
 MAX_TOOLS_BYTES = 512 * 1024
 """Largest tools of one call, as JSON."""
+MAX_CHOICES = 128
+"""Most choices of one call for each prompt."""
 _MEDIA = {
     **dict.fromkeys(("image", "image_url", "input_image"), "image"),
     **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
@@ -118,6 +120,26 @@ class Fields:
         """The places of the fields that were not read and are not null."""
         return tuple(
             sorted(self.place(name) for name, value in self._values.items() if value is not None and name not in self._read)
+        )
+
+
+def read_choices(fields: Fields) -> int:
+    """Return the choices that a call asks for, `n`; 1 where it does not say."""
+    n = fields.any("n")
+    if n is None:
+        return 1
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_CHOICES:
+        raise CallRefused(f"n must be an integer in 1..{MAX_CHOICES}, got {n!r:.80}")
+    return n
+
+
+def check_model(named: str | None, served: str) -> None:
+    """Raise `CallRefused` (404) where a call names another model than the one that is served."""
+    if named not in (None, served):
+        raise CallRefused(
+            f"there is no model {named!r:.80} here; this server has {served!r}: send that name, or leave `model` out",
+            status=404,
+            code="model_not_found",
         )
 
 

@@ -19,7 +19,7 @@ from typing import Final
 
 from agentrl.concurrency import loop_time
 from agentrl.errors import ConfigError
-from agentrl_doors.gateway.body import CallRefused
+from agentrl_doors.gateway.refusals import CallRefused
 
 _LOG: Final = logging.getLogger("agentrl_doors.online")
 _KEY_BYTES: Final = 32

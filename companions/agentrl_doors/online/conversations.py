@@ -28,8 +28,8 @@ from agentrl.errors import InvariantError
 from agentrl.tokens.history import next_prefix
 from agentrl.tokens.messages import calls_of, message_key, role_of
 from agentrl.types import Message, Task
-from agentrl_doors.gateway.body import CallRefused
-from agentrl_doors.gateway.sessions.dialects import served_dialects
+from agentrl_doors.gateway.dialects import DIALECTS
+from agentrl_doors.gateway.refusals import CallRefused
 from agentrl_doors.gateway.sessions.session import EpisodeSession
 from agentrl_doors.online.conversation_files import StoredConversation
 
@@ -238,7 +238,7 @@ def conversation_name(path_name: str | None, header: str | None, fields: Mapping
 
 
 def _answer_ids(response_id: str) -> list[str]:
-    return [dialect.answer_id(response_id) for dialect in served_dialects()]
+    return [dialect.answer_id(response_id) for dialect in DIALECTS.values()]
 
 
 def _body_digest(body: bytes) -> bytes:

@@ -15,10 +15,10 @@ from aiohttp import web
 
 from agentrl.servers.http.errors import decode_body, json_reply
 from agentrl.servers.listening import Connections, guard, listening, sent_key
-from agentrl_doors.gateway.body import CallRefused
 from agentrl_doors.gateway.dialect import Dialect, DialectCall
+from agentrl_doors.gateway.dialects import COUNT_ROUTE, dialect_of
 from agentrl_doors.gateway.items import ItemStore
-from agentrl_doors.gateway.sessions.dialects import COUNT_ROUTE, dialect_of_path
+from agentrl_doors.gateway.refusals import CallRefused
 from agentrl_doors.gateway.sessions.server import (
     RequestPlace,
     answer_call,
@@ -60,7 +60,7 @@ class OnlineServer:
         client.count_request()
         if place.route == "feedback":
             return await self._feedback(client.name, await request.read())
-        dialect = dialect_of_path(place.route)
+        dialect = dialect_of(place.route)
         if dialect is None:
             raise CallRefused(
                 f"there is no POST /{place.route:.80} here; there is POST feedback beside the model's", status=404

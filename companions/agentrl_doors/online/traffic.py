@@ -28,8 +28,8 @@ from agentrl.engine.sources import GroupIntake
 from agentrl.errors import RunStopped
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Group, StopReason, Turn
-from agentrl_doors.gateway.body import CallRefused
 from agentrl_doors.gateway.dialect import DialectCall
+from agentrl_doors.gateway.refusals import CallRefused
 from agentrl_doors.gateway.sessions.rewards import find_turn, plain_reward, set_reward
 from agentrl_doors.gateway.sessions.session import EpisodeSession
 from agentrl_doors.online.conversation_files import (

@@ -27,7 +27,7 @@ from agentrl.errors import (
     TokenError,
     WorkflowError,
 )
-from agentrl_doors.gateway.body import CallRefused
+from agentrl_doors.gateway.refusals import CallRefused
 from agentrl_doors.gateway.sessions.side_calls import OtherAnswers
 
 ANSWERED_ERRORS: Final = (

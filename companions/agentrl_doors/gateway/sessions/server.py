@@ -11,9 +11,10 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final, NamedTuple
 
 import anyio
@@ -22,21 +23,18 @@ from aiohttp.typedefs import Handler
 from anyio.lowlevel import RunVar
 
 from agentrl.client import Client, Door, DoorSettings
-from agentrl.client.backend import Answer, Delta, Piece
+from agentrl.client.backend import Answer, Piece
 from agentrl.concurrency import task_group
-from agentrl.errors import AgentRLError, WorkflowError
+from agentrl.errors import WorkflowError
 from agentrl.servers.http.errors import json_reply
 from agentrl.servers.listening import Connections, Refusal, guard, listening, sent_key
-from agentrl_doors.gateway.body import CallRefused, code_of, status_of
-from agentrl_doors.gateway.dialect import Dialect, DialectCall, EventWriter
-from agentrl_doors.gateway.dialects.answers import delta_of
-from agentrl_doors.gateway.event_stream import KEEP_ALIVE_S, event_response
-from agentrl_doors.gateway.sessions.calls import SharedCall
-from agentrl_doors.gateway.sessions.dialects import COUNT_ROUTE, dialect_of_path, served_dialects, served_routes
+from agentrl_doors.gateway.dialect import Dialect, DialectCall
+from agentrl_doors.gateway.dialects import CHAT_ROUTE, COUNT_ROUTE, DIALECTS, dialect_of
+from agentrl_doors.gateway.event_stream import KEEP_ALIVE_S, frames_of, send_events
+from agentrl_doors.gateway.refusals import CallRefused, refusal_reply
 from agentrl_doors.gateway.sessions.endpoint_routes import ENDPOINT_ROUTES
 from agentrl_doors.gateway.sessions.session import EpisodeSession, Requester
 from agentrl_doors.gateway.sessions.side_calls import other_answers
-from agentrl_doors.gateway.unexpected import unexpected_error
 
 _MAX_BODY_BYTES: Final = 32 * 2**20
 _SECRET_BYTES: Final = 32
@@ -131,7 +129,7 @@ class DoorServer:
             _check_method(request, "POST")
             session.reward(await request.read())
             return json_reply({"object": "reward", "accepted": True})
-        dialect = dialect_of_path(place.route)
+        dialect = dialect_of(place.route)
         if dialect is not None:
             _check_method(request, "POST")
             if place.route == COUNT_ROUTE:
@@ -226,12 +224,11 @@ async def answer_call(
     call = session.ask(dialect, asked, requester, is_retry=retry_mark(request))
     with call.followed() as pieces:
         if asked.stream:
-            response = await _send_answer_events(
-                request, dialect, asked, call, pieces, headers or {}, interval_s=session.keep_alive_s
-            )
+            writer = cache(lambda: dialect.events(asked, call.id))
+            frames = frames_of(pieces, writer)
+            response = await send_events(request, frames, writer, interval_s=session.keep_alive_s, headers=headers)
         else:
-            answer = await _whole(pieces)
-            response = json_reply(dialect.answer(asked, answer))
+            response = json_reply(dialect.answer(asked, await _whole(pieces)))
             response.headers.update(headers or {})
             await response.prepare(request)
             await response.write_eof()
@@ -244,41 +241,6 @@ async def _whole(pieces: AsyncIterator[Piece]) -> Answer:
         if isinstance(piece, Answer):
             return piece
     raise CallRefused("the call ended without an answer", status=503)
-
-
-async def _send_answer_events(
-    request: web.Request,
-    dialect: Dialect,
-    asked: DialectCall,
-    call: SharedCall,
-    pieces: AsyncIterator[Piece],
-    headers: Mapping[str, str],
-    *,
-    interval_s: float,
-) -> web.StreamResponse:
-    """Send the events of a call as they come; an error before the first of them is raised, for a response of its own."""
-    writer: EventWriter | None = None
-    async with event_response(request, headers, interval_s=interval_s) as events:
-        try:
-            async for piece in pieces:
-                frames = [] if writer else [*(writer := dialect.events(asked, call.id)).begin()]
-                frames += _events_of(writer, piece)
-                events.sign = writer.sign()
-                if frames:
-                    await events.send(frames)
-        except ConnectionResetError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the client learns of it in the words of its dialect
-            known = error if isinstance(error, AgentRLError) else unexpected_error(error)
-            failing = writer or dialect.events(asked, call.id)
-            await events.fail(known, lambda: failing.fail(str(known), status=status_of(known), code=code_of(known)))
-    return events.response
-
-
-def _events_of(writer: EventWriter, piece: Piece) -> Sequence[bytes]:
-    if isinstance(piece, Answer):
-        return writer.finish(piece)
-    return writer.push(piece if isinstance(piece, Delta) else delta_of(piece))
 
 
 def answer_other(request: web.Request, route: str) -> web.StreamResponse:
@@ -296,7 +258,7 @@ def answer_other(request: web.Request, route: str) -> web.StreamResponse:
 
 
 def _unknown_route(request: web.Request, route: str) -> CallRefused:
-    there = ", ".join(f"POST {each}" for each in (*served_routes(), "reward"))
+    there = ", ".join(f"POST {each}" for each in (*DIALECTS, "reward"))
     return CallRefused(
         f"there is no {request.method} {route or '/'} of an episode; there is {there}, GET models", status=404
     )
@@ -337,28 +299,18 @@ async def errors_in_dialect(request: web.Request, handler: Handler) -> web.Strea
     """Answer errors in the shape of the dialect whose route the request names."""
     try:
         return await handler(request)
-    except AgentRLError as error:
-        response = _refusal_in_dialect(request, str(error), status_of(error), code_of(error))
-        if isinstance(error, CallRefused) and "Retry-After" in response.headers:
-            response.headers["Retry-After"] = str(error.retry_after_s)
-        return response
     except web.HTTPException as error:
-        return _refusal_in_dialect(request, error.reason, error.status, None)
+        return _refuse(request, CallRefused(error.reason, status=error.status))
     except ConnectionResetError:
         raise  # the client has disconnected, so there is no one to answer
     except Exception as error:  # noqa: BLE001 - the client learns of it in the words of its dialect
-        fault = unexpected_error(error)
-        return _refusal_in_dialect(request, str(fault), fault.status or 500, fault.code)
+        return _refuse(request, error)
 
 
 def turn_away(request: web.Request, refused: Refusal) -> web.Response:
     """Answer a request that no route gets to see."""
-    return _refusal_in_dialect(request, refused.reason, refused.status, None)
+    return _refuse(request, CallRefused(refused.reason, status=refused.status))
 
 
-def _refusal_in_dialect(request: web.Request, message: str, status: int, code: str | None) -> web.Response:
-    dialect = dialect_of_path(place_of(request).route) or served_dialects()[0]
-    response = json_reply(dialect.refusal(message, status=status, code=code), status=status)
-    if status in (429, 503):
-        response.headers["Retry-After"] = "1"
-    return response
+def _refuse(request: web.Request, error: Exception) -> web.Response:
+    return refusal_reply(error, dialect_of(place_of(request).route) or DIALECTS[CHAT_ROUTE])

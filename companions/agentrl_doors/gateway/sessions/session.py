@@ -23,11 +23,11 @@ from agentrl.concurrency import task_group
 from agentrl.servers.http.errors import decode_body, json_bytes
 from agentrl.tokens.template.rendering import ToolSchemas
 from agentrl.types import BranchPath, Speaker
-from agentrl_doors.gateway.body import CallRefused
 from agentrl_doors.gateway.dialect import Caller, Dialect, DialectCall
 from agentrl_doors.gateway.event_stream import KEEP_ALIVE_S
 from agentrl_doors.gateway.ignored import IgnoredFields
 from agentrl_doors.gateway.items import ItemStore
+from agentrl_doors.gateway.refusals import CallRefused
 from agentrl_doors.gateway.sessions.calls import RecentCalls, SharedCall
 from agentrl_doors.gateway.sessions.endpoint_routes import unanswered_route
 from agentrl_doors.gateway.sessions.matching import ResentHistory

@@ -17,7 +17,7 @@ from aiohttp import web
 from agentrl.client.config import SamplingConfig
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.engine import InferenceEngine
-from agentrl.servers.http.errors import json_reply, openai_refusal
+from agentrl.servers.http.errors import json_reply
 from agentrl.tokens.renderer import Renderer
 from agentrl_doors.gateway.calls import SingleCalls
 from agentrl_doors.gateway.completions import TextCalls
@@ -26,6 +26,7 @@ from agentrl_doors.gateway.dialects import CHAT_ROUTE, COUNT_ROUTE, COUNTED, DIA
 from agentrl_doors.gateway.dialects.answers import ChunkSigns
 from agentrl_doors.gateway.dialects.messages.dialect import model_entry, model_list
 from agentrl_doors.gateway.event_stream import KEEP_ALIVE_S, send_events
+from agentrl_doors.gateway.fields import check_model
 from agentrl_doors.gateway.ignored import IgnoredFields
 from agentrl_doors.gateway.refusals import CallRefused, refusal_reply
 
@@ -102,16 +103,14 @@ class Gateway:
 
         async def model(request: web.Request) -> web.Response:
             name = request.match_info["name"]
-            if name == self._model and _ANTHROPIC_HEADER in request.headers:
+            check_model(name, self._model)
+            if _ANTHROPIC_HEADER in request.headers:
                 return json_reply(model_entry(name, since=self._since, max_input_tokens=context))
-            if name == self._model:
-                return json_reply(entry)
-            message = f"there is no model {name!r} here; this server has {self._model!r}"
-            return openai_refusal(message, status=404, code="model_not_found")
+            return json_reply(entry)
 
         app.router.add_get("/", root)
         app.router.add_get("/v1/models", models)
-        app.router.add_get("/v1/models/{name:.+}", model)
+        app.router.add_get("/v1/models/{name:.+}", _answering(model, _DIALECTS[CHAT_ROUTE]))
 
 
 class _Calls:

@@ -173,7 +173,7 @@ class SharedCall:
 
 
 class RecentCalls:
-    """The last calls of an episode, by what identifies their requests."""
+    """The last calls of an episode, by the identity of their requests."""
 
     def __init__(self) -> None:
         self._calls: dict[bytes, SharedCall] = {}

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -33,7 +33,7 @@ from agentrl_doors.gateway.dialects import CHAT_ROUTE, COUNT_ROUTE, DIALECTS, di
 from agentrl_doors.gateway.event_stream import KEEP_ALIVE_S, frames_of, send_events
 from agentrl_doors.gateway.refusals import CallRefused, refusal_reply
 from agentrl_doors.gateway.sessions.endpoint_routes import ENDPOINT_ROUTES
-from agentrl_doors.gateway.sessions.session import EpisodeSession, Requester
+from agentrl_doors.gateway.sessions.session import Requester, Session
 from agentrl_doors.gateway.sessions.side_calls import other_answers
 
 _MAX_BODY_BYTES: Final = 32 * 2**20
@@ -49,7 +49,7 @@ _MAX_NAME: Final = 200
 _SPEAKER_MARKS: Final = ("role", "player", "agent")
 
 
-class RequestPlace(NamedTuple):
+class Place(NamedTuple):
     """The parts of a request's path."""
 
     secret: str | None
@@ -65,7 +65,7 @@ class _Secret(NamedTuple):
     """What a secret opens."""
 
     text: bytes
-    session: EpisodeSession | None
+    session: Session | None
     rewards: bool
     """Whether it sets rewards; else it samples."""
 
@@ -79,17 +79,14 @@ class DoorServer:
 
     def app(self, connections: Connections) -> web.Application:
         """Return the application that answers for all sessions."""
-        check = guard(None, connections, turn_away)
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[errors_in_dialect, check])
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        return app
+        return app_of(self._answer, None, connections)
 
     @contextmanager
-    def admitted(self, session: EpisodeSession, url: str) -> Generator[Door]:
+    def admitted(self, session: Session, url: str) -> Generator[Door]:
         """Yield the door of a session, whose secrets open it inside the block."""
         kinds = (False, True) if session.takes_rewards else (False,)
         secret_of = {rewards: secrets.token_urlsafe(_SECRET_BYTES) for rewards in kinds}
-        opened = {_secret_digest(each): _Secret(each.encode(), session, kind) for kind, each in secret_of.items()}
+        opened = {_digest(each): _Secret(each.encode(), session, kind) for kind, each in secret_of.items()}
         self._secrets |= opened
         try:
             yield Door(server_url=url, key=secret_of[False], reward_key=secret_of.get(True))
@@ -100,8 +97,8 @@ class DoorServer:
                     del self._ended[next(iter(self._ended))]
                 self._ended[digest] = None
 
-    def _session(self, secret: str, *, is_reward: bool) -> EpisodeSession:
-        digest = _secret_digest(secret)
+    def _session(self, secret: str, *, is_reward: bool) -> Session:
+        digest = _digest(secret)
         known = self._secrets.get(digest, _Secret(b"", None, rewards=False))
         if hmac.compare_digest(known.text, secret.encode("utf-8", "surrogateescape")) and known.session is not None:
             if is_reward and not known.rewards:
@@ -135,7 +132,8 @@ class DoorServer:
             if place.route == COUNT_ROUTE:
                 tokens = session.count_tokens(session.read(dialect, await request.read()))
                 return json_reply({"input_tokens": tokens})
-            return await _answer_model_call(request, dialect, session, place)
+            call = session.read(dialect, await request.read())
+            return await answer_call(request, dialect, call, session, requester_of(request, dialect, call, place))
         if place.route in ENDPOINT_ROUTES:
             _check_method(request, "POST")
             return await session.pass_on(request, place.route)
@@ -151,7 +149,7 @@ async def open_door(client: Client, settings: DoorSettings, *, keep_alive_s: flo
         raise WorkflowError("client.served needs the event loop of asyncio, got another one; run under asyncio") from None
     others = other_answers(client, settings.side_calls)
     async with others as other, task_group() as tasks, _shared_server() as (server, url):
-        session = EpisodeSession(client, settings=settings, other=other, keep_alive_s=keep_alive_s)
+        session = Session(client, settings=settings, other=other, keep_alive_s=keep_alive_s)
         client.episode.needs_call |= settings.no_call == "fail"
         tasks.start_soon(session.run)
         try:
@@ -199,13 +197,6 @@ async def _shared_server() -> AsyncGenerator[tuple[DoorServer, str]]:
                     await shared.running.aclose()
 
 
-async def _answer_model_call(
-    request: web.Request, dialect: Dialect, session: EpisodeSession, place: RequestPlace
-) -> web.StreamResponse:
-    asked = session.read(dialect, await request.read())
-    return await answer_call(request, dialect, asked, session, requester_of(request, dialect, asked, place))
-
-
 def retry_mark(request: web.Request) -> bool | None:
     """Return whether a client says that it makes a request again; None: it says nothing."""
     sent = request.headers.get(_RETRY_HEADER, "").strip()
@@ -216,7 +207,7 @@ async def answer_call(
     request: web.Request,
     dialect: Dialect,
     asked: DialectCall,
-    session: EpisodeSession,
+    session: Session,
     requester: Requester,
     headers: Mapping[str, str] | None = None,
 ) -> web.StreamResponse:
@@ -244,7 +235,7 @@ async def _whole(pieces: AsyncIterator[Piece]) -> Answer:
 
 
 def answer_other(request: web.Request, route: str) -> web.StreamResponse:
-    """Answer what clients ask before and beside calls: whether there is a server, and its models."""
+    """Answer requests that are no calls: whether there is a server, and its models."""
     if request.method not in ("GET", "HEAD"):
         raise _unknown_route(request, route)
     model = {"id": _MODEL, "object": "model", "created": 0, "owned_by": "agentrl"}
@@ -269,7 +260,7 @@ def _check_method(request: web.Request, method: str) -> None:
         raise CallRefused(f"this route takes {method}, got {request.method}", status=405)
 
 
-def place_of(request: web.Request) -> RequestPlace:
+def place_of(request: web.Request) -> Place:
     """Return the parts of a path: `/e/KEY` or `/c/CONVERSATION`; a role, player and agent; `/v1`; the route."""
     parts = [part for part in request.path.split("/") if part]
     secret = None
@@ -278,10 +269,10 @@ def place_of(request: web.Request) -> RequestPlace:
     marks: dict[str, str] = {}
     while len(parts) > 1 and parts[0] in _SPEAKER_MARKS:
         marks[parts[0]], parts = parts[1], parts[2:]
-    return RequestPlace(secret, "/".join(parts[1:] if parts[:1] == ["v1"] else parts), marks)
+    return Place(secret, "/".join(parts[1:] if parts[:1] == ["v1"] else parts), marks)
 
 
-def requester_of(request: web.Request, dialect: Dialect, call: DialectCall, place: RequestPlace) -> Requester:
+def requester_of(request: web.Request, dialect: Dialect, call: DialectCall, place: Place) -> Requester:
     """Return the sender of a request: by its path, else by headers, and by the marks of its program."""
     found = {name: place.marks.get(name) or request.headers.get(f"x-agentrl-{name}", "") for name in _SPEAKER_MARKS}
     for name, value in found.items():
@@ -290,12 +281,20 @@ def requester_of(request: web.Request, dialect: Dialect, call: DialectCall, plac
     return Requester(dialect.caller(call, request.headers), **found, sample=request.headers.get(_SAMPLE_HEADER, ""))
 
 
-def _secret_digest(secret: str) -> bytes:
+def _digest(secret: str) -> bytes:
     return hashlib.blake2b(secret.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
+def app_of(answer: Handler, accepts: Callable[[str], bool] | None, connections: Connections) -> web.Application:
+    """Return the application that answers every path; `accepts` says whether it takes a key, None: `answer` does."""
+    check = guard(accepts, connections, _turned_away)
+    app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json, check])
+    app.router.add_route("*", "/{path:.*}", answer)
+    return app
+
+
 @web.middleware
-async def errors_in_dialect(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer errors in the shape of the dialect whose route the request names."""
     try:
         return await handler(request)
@@ -307,8 +306,7 @@ async def errors_in_dialect(request: web.Request, handler: Handler) -> web.Strea
         return _refuse(request, error)
 
 
-def turn_away(request: web.Request, refused: Refusal) -> web.Response:
-    """Answer a request that no route gets to see."""
+def _turned_away(request: web.Request, refused: Refusal) -> web.Response:
     return _refuse(request, CallRefused(refused.reason, status=refused.status))
 
 

@@ -1,4 +1,4 @@
-"""Reading of bodies: typed fields, limits, and the names of unread fields.
+"""Reading of bodies: typed fields, limits, and the names and counts of unread fields.
 
 Invariant: a body that is no JSON object, is nested too deeply or has a field of the wrong type raises `CallRefused`, whose
 message names the field.
@@ -7,8 +7,8 @@ message names the field.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar, cast
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import Final, TypeVar, cast
 
 from agentrl.servers.http.errors import decode_body, json_bytes
 from agentrl_doors.gateway.refusals import CallRefused
@@ -21,6 +21,9 @@ MAX_TOOLS_BYTES = 512 * 1024
 """Largest tools of one call, as JSON."""
 MAX_CHOICES = 128
 """Most choices of one call for each prompt."""
+MAX_IGNORED: Final = 64
+"""Fields without effect that are counted by name."""
+_MAX_FIELD_NAME: Final = 100
 _MEDIA = {
     **dict.fromkeys(("image", "image_url", "input_image"), "image"),
     **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
@@ -121,6 +124,36 @@ class Fields:
         return tuple(
             sorted(self.place(name) for name, value in self._values.items() if value is not None and name not in self._read)
         )
+
+
+class IgnoredFields:
+    """Counts requests by the fields in them that have no effect: each counts, by name or as `other`.
+
+    So a client cannot fill the counts with names of its own.
+
+    Args:
+        counts: grows by one name a field.
+        prefix: of these names.
+
+    Example:
+        >>> counts: dict[str, float] = {}
+        >>> IgnoredFields(counts, "ignored.").count(["speed", "speed"])
+        >>> counts
+        {'ignored.speed': 2.0}
+    """
+
+    def __init__(self, counts: MutableMapping[str, float], prefix: str = "") -> None:
+        self._counts, self._prefix = counts, prefix
+        self._known: set[str] = set()
+
+    def count(self, fields: Iterable[str]) -> None:
+        """Count the fields of one request."""
+        for field in fields:
+            is_known = field in self._known or len(self._known) < MAX_IGNORED
+            if is_known:
+                self._known.add(field)
+            name = self._prefix + (field if is_known else "other")[:_MAX_FIELD_NAME]
+            self._counts[name] = self._counts.get(name, 0.0) + 1.0
 
 
 def read_choices(fields: Fields) -> int:

@@ -26,8 +26,7 @@ from agentrl_doors.gateway.dialects import CHAT_ROUTE, COUNT_ROUTE, COUNTED, DIA
 from agentrl_doors.gateway.dialects.answers import ChunkSigns
 from agentrl_doors.gateway.dialects.messages.dialect import model_entry, model_list
 from agentrl_doors.gateway.event_stream import KEEP_ALIVE_S, send_events
-from agentrl_doors.gateway.fields import check_model
-from agentrl_doors.gateway.ignored import IgnoredFields
+from agentrl_doors.gateway.fields import IgnoredFields, check_model
 from agentrl_doors.gateway.refusals import CallRefused, refusal_reply
 
 MAX_CALLS: Final = 1024

@@ -25,7 +25,7 @@ from agentrl.tokens.template.rendering import ToolSchemas
 from agentrl.types import BranchPath, Speaker
 from agentrl_doors.gateway.dialect import Caller, Dialect, DialectCall
 from agentrl_doors.gateway.event_stream import KEEP_ALIVE_S
-from agentrl_doors.gateway.ignored import IgnoredFields
+from agentrl_doors.gateway.fields import IgnoredFields
 from agentrl_doors.gateway.items import ItemStore
 from agentrl_doors.gateway.refusals import CallRefused
 from agentrl_doors.gateway.sessions.calls import RecentCalls, SharedCall

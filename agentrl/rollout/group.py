@@ -18,9 +18,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 from agentrl.concurrency import stray_cancellation_raises, task_group
-from agentrl.env import watch_faults
+from agentrl.env import watch_faults, watch_metrics
 from agentrl.episode.checks import check_reward
-from agentrl.episode.usage_record import sandbox_metrics, watch_sandboxes
 from agentrl.errors import AgentRLError, WorkflowError, boundary
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.failure import RUN_ENDING, episode_failure, failure_stop_reason
@@ -235,13 +234,13 @@ async def score_episodes(
     A failed attempt is repeated up to `episode_retries` times, each time within `episode_timeout_s`; the metric
     `score_retries` counts the repetitions. If all attempts fail, every episode is a failure with the last reason.
     """
-    with watch_sandboxes() as used:
+    with watch_metrics() as noted:
         scored = await _score_once(workflow, task, episodes, rollout.episode_timeout_s)
         retries = 0
         while isinstance(scored, _ScoreFailure) and retries < rollout.episode_retries:
             scored = await _score_once(workflow, task, episodes, rollout.episode_timeout_s)
             retries += 1
-    metrics = sandbox_metrics(used) | ({"score_retries": float(retries)} if retries else {})
+    metrics = noted | ({"score_retries": float(retries)} if retries else {})
     marked = [replace(episode, metrics={**episode.metrics, **metrics}) for episode in episodes]
     if isinstance(scored, _ScoreFailure):
         failure, reason = scored.failure, scored.stop_reason

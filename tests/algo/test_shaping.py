@@ -13,8 +13,7 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.group_slots import OverlongOptions, TruncatedOptions
 from agentrl.algo.shaped_groups import mask_truncated, punishment, shaped_groups, soft_overlong
 from agentrl.algo.slots import NoOptions, as_loaded
-from agentrl.engine.batch import prepare_batch
-from agentrl.engine.estimates import VerifiedGroups
+from agentrl.engine.batch import VerifiedGroups, prepare_batch
 from agentrl.errors import ConfigError
 from agentrl.types import Group, StopReason, Trajectory
 from tests.algo.build import episode, group, turn

@@ -24,7 +24,7 @@ from agentrl.client.backend import Answer
 from agentrl.concurrency import task_group
 from agentrl.config import RunConfig
 from agentrl.engine.buffer import Ticket
-from agentrl.engine.sources import GroupIntake
+from agentrl.engine.parts import GroupIntake
 from agentrl.errors import RunStopped
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Group, StopReason, Turn

@@ -45,7 +45,9 @@ def test_the_readme_s_run_file_is_valid() -> None:
     assert run.inference.backend == "sglang"
 
 
-@pytest.mark.parametrize("page", [README_PAGE, *GUIDES], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", sorted({README_PAGE, *ROOT.glob("*.md"), *GUIDES} - {ROOT / "CHANGELOG.md"}), ids=lambda page: page.name
+)
 def test_a_page_names_make_targets_that_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"(?:`|^ {4})make ([a-z-]+)", page.read_text(), re.M)):
@@ -92,7 +94,9 @@ def test_the_readme_s_dry_run_prints_the_plan() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_files_that_a_page_names_exist(page: Path) -> None:
-    named = re.findall(r"`((?:agentrl|docs|tests|benchmarks|examples)/[\w./-]+?)/?`", page.read_text())
+    named = re.findall(
+        r"`((?:agentrl|companions|envs|workflows|scripts|docs|tests|benchmarks|examples)/[\w./-]+?)/?`", page.read_text()
+    )
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 

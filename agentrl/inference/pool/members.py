@@ -271,6 +271,7 @@ class Members:
             self.release(episode_id)
             self._sessions[episode_id] = home
             home.sessions += 1
+            # Episodes whose end nobody reports must not fill the memory.
             if len(self._sessions) > self._max_sessions:
                 self.release(next(iter(self._sessions)))
         self._sessions.move_to_end(episode_id)
@@ -282,6 +283,7 @@ class Members:
         if context is None or context.size < _WORTH_SHARING:
             return least
         digest = context.digest()
+        # Popped and put back, so that the oldest context of the dictionary is the one that was used longest ago.
         holder = self._openings.pop(digest, least)
         busier = max(holder.in_flight - least.in_flight, holder.sessions - least.sessions) >= _BUSIER
         if busier or holder not in choices:
@@ -311,6 +313,8 @@ class Members:
         """
         coming = any(member.state in (State.BEHIND, State.STARTING, State.WAITING) for member in self.all)
         kept = any(member.kept for member in self.all)
+        # A launcher reports a restart a moment after the connections broke; until then a server that it keeps looks
+        # dead.
         with anyio.move_on_after(math.inf if coming else NOTICE_S if kept else 0):
             await self._changed.wait()
             return
@@ -348,14 +352,17 @@ class Members:
 
         A server that starts again does not become dead, and one that was taken out becomes nothing but `STARTING`.
         """
+        # The launcher knows more than a failed connection: this server is on its way back.
         if state is State.DEAD and member.state is State.STARTING and member.ended:
             return
+        # A server with wrong log-probs answers health checks well; only a new process makes it trustworthy again.
         if member.state is State.WRONG and state is not State.STARTING:
             return
         changed = member.state is not state
         member.state, member.reason, member.channel = state, reason, None
         for wait in member.waits:
             wait.call_off()
+        # Otherwise the update of all servers would wait for this one until its deadline.
         if self.unreachable(member) and member.control_wait is not None:
             member.control_wait.cancel()
         if changed:
@@ -409,6 +416,8 @@ async def ask_member(member: Member, call: Callable[[], Awaitable[_Answer]], *, 
                 raise
             tries.count(error)
             try:
+                # A connection that broke does not say whether the server died: only one that still answers is asked
+                # again.
                 await member.server.check()
             except ServerError:
                 raise error from None

@@ -103,10 +103,12 @@ class _DiskTransfer(WeightTransfer):
 
     async def wanted(self, member: Member) -> HeldDigests:
         held = member.server.dtype
+        # Only a server that rounds the weights reports digests that differ from those of the file.
         if held not in _NARROW or member.server.checksum_kind != "agentrl":
             return await super().wanted(member)
         if held not in self._rounded:
             path = Path(self._publication.path) / self.file
+            # A thread, because it reads and hashes the whole model; once per type, for all servers that hold it.
             digests = await anyio.to_thread.run_sync(held_checksums, path, held, abandon_on_cancel=True)
             same = digests == self._publication.tensor_checksums
             self._rounded[held] = HeldDigests("agentrl" if same else f"agentrl {held}", digests)
@@ -172,12 +174,14 @@ class _BroadcastTransfer(WeightTransfer):
 
     def forget_closed_groups(self) -> None:
         for member, group in self._groups.items():
+            # The trainer closed its end, so the server must join a new group before the next version.
             if group not in self._open and member.group == group:
                 member.channel = None
 
 
 async def _join_all(feed: WeightFeed, chosen: Sequence[Member], each: Each) -> Sequence[Member]:
     """Return the servers that are in a group with the trainer, after those that were in none have joined one."""
+    # A restarted trainer has a new channel, and a restarted server none: both need a new group.
     new = [member for member in chosen if member.channel is not feed.channel]
     if not new:
         return chosen
@@ -229,6 +233,7 @@ async def check_changed(member: Member, expected: ExpectedWeights, held: Mapping
     former, digests = member.held
     if digests != held or former.version == expected.version or former.tensor_checksums == expected.tensor_checksums:
         return
+    # Steps smaller than the rounding of bfloat16 leave a server's digests as they were, and rightly so.
     if former.directory is not None and expected.directory is not None:
         paths = Path(former.directory), Path(expected.directory)
         with suppress(WeightSyncError):  # files that are gone prove nothing

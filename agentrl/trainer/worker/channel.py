@@ -65,6 +65,7 @@ class TrainerChannel:
 
     async def hold(self, version: int, *, dtype: str | None) -> None:
         """Take the present weights as `version`; the next `sending` or `holding` of it uses these, or is refused."""
+        # If the request fails, the version before must not pass for the new one.
         self._held = None
         async with self.holding(version, dtype=dtype, what=f"holding version {version}"):
             self._held = version, dtype
@@ -105,6 +106,7 @@ class TrainerChannel:
             again = True
             if self._snapshot:
                 yield
+                # A snapshot stays as it is while the trainer steps, so this block needs neither a request nor the lock.
                 if dtype is None:  # written once; what is sent may be sent again, such as when every server failed
                     self._held = None
                 return
@@ -120,6 +122,7 @@ class TrainerChannel:
             exchange = _shielded_exchange if shield else _exchange
             held = await exchange(self._call, request, WeightsHeld, what)
             self._log_choice(held)
+            # The copy is made: steps may change the weights from here on, while the copy is sent.
             if held.snapshot:
                 await stack.aclose()
             yield
@@ -132,6 +135,7 @@ class TrainerChannel:
 
         Cancellation: unfinished groups are closed; the trainer stays usable.
         """
+        # The worker still has the snapshot of this version, whatever the trainer has done since.
         if again and self._snapshot:
             async with self._begun(version, groups) as sending:
                 yield sending

@@ -1,4 +1,4 @@
-"""The seam of the launchers: what a process needs, how it ended, and what starts it, here on this machine. No torch, no ray.
+"""The interface of launchers: the order for a process, its end, and the launcher of this machine. No torch, no ray.
 
 Invariant: the caller that starts processes through a launcher stops each of them. A launcher adds nothing to what runs:
 the same command and environment give the same process under each of them, on this machine or on another node.

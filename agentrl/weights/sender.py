@@ -176,7 +176,7 @@ class WeightSender:
                 self._jobs[name].go.set()
 
     def finish(self, groups: Sequence[str], abandoned: Collection[str] = ()) -> dict[str, str]:
-        """Close the `abandoned` groups, wait for the others, and return the errors of those that failed, closed too."""
+        """Close the `abandoned` groups, wait for the others, close the failed ones, and return their errors by group."""
         with self._lock:
             self._close(abandoned)
             jobs = {name: self._jobs[name] for name in groups if name in self._jobs}

@@ -142,14 +142,18 @@ def equal_as_bfloat16(first: Path, second: Path) -> bool:
 
 
 _WIDER: Mapping[str, str] = {"F64": "F64", "F32": "F64 F32", "BF16": "F64 F32 BF16", "F16": "F64 F32 F16"}
-"""For each type, those that have all its values."""
+"""For each type, the types that hold all its values."""
 _HELD_TYPES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
 def held_type(stored: str, held: str) -> str:
     """Return the safetensors type in which weights that are stored as `stored` and held as `held` have their digest.
 
-    It is `stored` where a server that holds `held`, torch's name of a type, loses nothing of it, and else the type it holds.
+    Args:
+        stored: type in the file, as safetensors names it.
+        held: type in the server's memory, as torch names it.
+
+    The digest has the type `stored` where `held` keeps every value, and else the type of the server.
 
     Example:
         >>> held_type("F32", "bfloat16"), held_type("BF16", "float32"), held_type("F32", "float32")
@@ -179,7 +183,7 @@ def as_held(tensor: RawTensor, held: str) -> RawTensor:
 
 
 def held_checksums(path: Path, held: str) -> dict[str, str]:
-    """Return the digest of each tensor of a safetensors file as a server has it that holds weights as `held`."""
+    """Return the digest of each tensor of a safetensors file, as a server reports it that holds weights as `held`."""
     return {name: as_held(tensor, held).checksum(name) for name, tensor in read_safetensors(path).items()}
 
 
@@ -203,7 +207,7 @@ class TensorPart:
     offset: Index
     """First index of the box in each dimension."""
     data: RawTensor
-    """The elements; their shape is that of the box."""
+    """The elements, in the shape of the box."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

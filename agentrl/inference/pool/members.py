@@ -1,7 +1,7 @@
 """The members of a pool: the servers that serve, the server that each episode uses, and how often a call is made again.
 
 Invariant: only a `SERVING` server gets calls, and a server is `SERVING` only with the pool's version of the weights. A
-control call that may be made twice is made again at its own server, as often as a model call, where that one still answers.
+repeatable control call is retried at the same server while that server answers, as often as a model call.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Server(Protocol):
 
     @property
     def checksum_kind(self) -> str:
-        """`agentrl`: `checksums` are those of a `Publication`. Anything else: comparable with the same kind only."""
+        """`agentrl`: `checksums` compare with a `Publication`. Any other kind compares only with itself."""
         ...
 
     @property
@@ -98,7 +98,7 @@ class Server(Protocol):
         ...
 
     async def end_session(self, episode_id: str) -> None:
-        """Let it evict what it cached for an episode."""
+        """End the session of an episode, whose cache the server may then evict."""
         ...
 
     async def check(self) -> int:
@@ -172,7 +172,7 @@ class Member:
     reason: str = "not connected yet"
     """The reason for not serving; `why` adds the launcher's note."""
     note: str = ""
-    """The launcher's note about it, such as that it starts the server no more."""
+    """The launcher's note on this server, such as "no restart is left"."""
     sessions: int = 0
     """Episodes that use it."""
     waits: set[Deadline] = field(default_factory=set[Deadline])
@@ -182,7 +182,7 @@ class Member:
     control: anyio.Lock = field(default_factory=anyio.Lock)
     """Held by the task that pauses, loads and resumes it: a weight update, or its own catching up."""
     control_wait: anyio.CancelScope | None = None
-    """The scope of what a weight update does with it now; ended when the server dies or gives no answer."""
+    """Scope of the running control call of a weight update; cancelled when the server dies or gives no answer."""
     catch_up: anyio.CancelScope | None = None
     """The scope of its catching up; a weight update cancels it and takes over."""
     group: str = ""
@@ -301,7 +301,7 @@ class Members:
             self.end_session(episode_id, home)
 
     def end_session(self, episode_id: str, member: Member) -> None:
-        """Have a server told that it need not keep what it cached for an episode."""
+        """Queue the end of an episode for its server, which may then evict the episode's cache."""
         self.ended.append((episode_id, member))
         self.has_ended.set()
 
@@ -403,9 +403,9 @@ class Tries:
 
 
 async def ask_member(member: Member, call: Callable[[], Awaitable[_Answer]], *, retries: int) -> _Answer:
-    """Return the answer of a control call to one server, which may be made twice.
+    """Return the answer of a repeatable control call to one server.
 
-    It is made again where the connection closed, as one that was kept too long does, or where the server is overloaded.
+    A closed connection, such as one that was idle for too long, and an overloaded server lead to another try.
     """
     tries = Tries(retries, "control call")
     while True:

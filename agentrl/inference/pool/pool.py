@@ -116,13 +116,13 @@ class ServerPool:
         )
         self._failover = Failover(self._members, config, check_health=self._check_health, evict=self._evict)
         self.generate = self._failover.generate
-        """Return the completion of a request; errors and cancellation are those of `Failover.generate`."""
+        """Return the completion of a request; raises as `Failover.generate`."""
         self.stream = self._failover.stream
-        """Yield the completion of a request as it is sampled; errors and cancellation are those of `Failover.stream`."""
+        """Yield the completion of a request as it is sampled; raises as `Failover.stream`."""
         self.give_up = self._failover.give_up
         """Have a call end early with the tokens it has, as `GivesUp.give_up` does."""
         self.update_weights = self._updater.update
-        """Change the weights of every server; errors and cancellation are those of `Updater.update`."""
+        """Change the weights of every server; raises as `Updater.update`."""
         self.release = self._members.release
         """Forget which server an episode used, and end its session there; call it when the episode has ended."""
         self._stack = AsyncExitStack()
@@ -324,7 +324,7 @@ class ServerPool:
     async def _answer(self, member: Member, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """Return the answer to a health check; a server that gives none `FROZEN_CHECKS` times in a row is frozen.
 
-        What counts is when the checks began: a single one ends as late as this process pleases, if it was stopped meanwhile.
+        The start of a check counts: where this process was stopped meanwhile, a single check may end at any later time.
         """
         began, interval_s = anyio.current_time(), self._config.health_interval_s
         try:

@@ -72,7 +72,7 @@ class TrainerChannel:
 
     @asynccontextmanager
     async def stepping(self) -> AsyncGenerator[None]:
-        """Wait until weights of which there is no snapshot have been sent, and refuse to send such while the block runs."""
+        """Wait until weights without a snapshot have been sent, and refuse to send such weights while the block runs."""
         async with self._weights:
             self._stepping = True
             try:
@@ -95,8 +95,9 @@ class TrainerChannel:
     ) -> AsyncGenerator[None]:
         """Hold the weights as `version` for the length of the block, or, in a snapshot, until the next call.
 
-        What `hold` took as that version is used; without a snapshot it must still be what the trainer has. With `again`, the
-        present weights must have been held as `version` before. With `shield`, a cancelled caller waits for the reply.
+        The weights that `hold` took as that version are used; without a snapshot the trainer must not have changed them
+        since. With `again`, the present weights must have been held as `version` before. With `shield`, a cancelled caller waits for the
+        reply.
 
         Raises:
             UpdatePending: `again` is set or `hold` was called, and the trainer is in a step or has stepped since.

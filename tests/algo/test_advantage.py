@@ -343,6 +343,7 @@ def test_group_advantages_are_immutable() -> None:
         result.zero_variance = False  # pyright: ignore[reportAttributeAccessIssue]  # the point of the test
 
 
+@pytest.mark.starts
 def test_the_driver_s_part_imports_no_torch() -> None:
     code = "import sys, agentrl.algo, agentrl.algo.advantage, agentrl.algo.packing; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0

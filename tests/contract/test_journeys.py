@@ -292,7 +292,7 @@ async def test_a_group_enters_few_files_on_its_way_to_the_loss(
     check_count(recorder.files, MAX_FILES_PER_GROUP, "MAX_FILES_PER_GROUP")
 
 
-@pytest.mark.processes
+@pytest.mark.starts
 async def test_a_weight_update_of_a_trainer_in_its_process_enters_few_files(
     servers: InferenceConfig, checkpoint: Path, renderer: Renderer, tmp_path: Path, recordings: Path
 ):
@@ -317,7 +317,7 @@ async def test_a_weight_update_of_a_trainer_in_its_process_enters_few_files(
     check_limit(files, MAX_FILES_PER_SHIPPED_UPDATE, "MAX_FILES_PER_SHIPPED_UPDATE")
 
 
-@pytest.mark.processes
+@pytest.mark.starts
 async def test_a_group_enters_few_files_on_its_way_to_the_loss_in_the_trainer_s_process(
     checkpoint: Path, renderer: Renderer, script: Script, tmp_path: Path, recordings: Path
 ):
@@ -355,7 +355,7 @@ async def answer(task, client):
 """
 
 
-@pytest.mark.processes
+@pytest.mark.starts
 def test_a_start_enters_few_files(servers: InferenceConfig, checkpoint: Path, tmp_path: Path, recordings: Path):
     tasks = [{"id": str(number), "question": "1 + 2?"} for number in range(2)]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))

@@ -17,6 +17,8 @@ from agentrl.errors import EnvironmentFault
 from agentrl.tools import ToolError, in_process, tool
 from tests.support import process_tools
 
+pytestmark = pytest.mark.starts
+
 PATIENCE_S = 60
 
 

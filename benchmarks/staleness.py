@@ -41,7 +41,7 @@ from agentrl.algo.guard import learning_rate_factor
 from agentrl.algo.loss_batch import LossBatch, LossTotals, TokenLoss, Weights
 from agentrl.algo.losses import DppoTvOptions, PpoOptions, dppo_tv, ppo
 from agentrl.algo.slots import NoOptions
-from agentrl.files import write_json
+from agentrl.support.files import write_json
 from benchmarks.machine import describe_machine
 from benchmarks.staleness_demo import DemoRow, demo_cells, demo_table, measured
 

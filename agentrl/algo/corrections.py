@@ -27,7 +27,7 @@ from agentrl.config.base import Config
 if TYPE_CHECKING:
     from torch import Tensor
 
-__path__: list[str] = []  # agentrl.moved finds the former modules below this name
+__path__: list[str] = []  # agentrl.support.moved finds the former modules below this name
 
 CORRECTIONS: dict[str, Bundled] = {}
 PROXIMALS: dict[str, Bundled] = {}

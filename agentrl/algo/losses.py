@@ -30,7 +30,7 @@ from agentrl.config.base import Config
 if TYPE_CHECKING:
     from torch import Tensor
 
-__path__: list[str] = []  # agentrl.moved finds the former modules below this name
+__path__: list[str] = []  # agentrl.support.moved finds the former modules below this name
 
 POLICY_LOSSES: dict[str, Bundled] = {}
 LOWEST_LOG_WEIGHT, HIGHEST_LOG_WEIGHT = math.log(1e-8), 20.0

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentrl.config.base import Config
 from agentrl.errors import ConfigError
-from agentrl.user_code import import_user_object
+from agentrl.support.user_code import import_user_object
 
 Function = TypeVar("Function", bound=Callable[..., object])
 Result = TypeVar("Result")

@@ -16,7 +16,7 @@ from agentrl.algo.slots import Bundled, row
 from agentrl.config.base import Config
 from agentrl.errors import InvariantError
 
-__path__: list[str] = []  # agentrl.moved finds the former modules below this name
+__path__: list[str] = []  # agentrl.support.moved finds the former modules below this name
 
 TERMS: dict[str, Bundled] = {}
 

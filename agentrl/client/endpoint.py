@@ -32,8 +32,8 @@ from agentrl.client.episode import REPORTED_NAMES, Episode, EpisodeSettings, Run
 from agentrl.client.offline import CallTimeout
 from agentrl.episode.trajectory import are_independent
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable, WorkflowError
-from agentrl.foreign import one_line
 from agentrl.inference.backend import Generation
+from agentrl.support.foreign import one_line
 from agentrl.tokens.history import continues_other_branch
 from agentrl.tokens.messages import field_getter, plain_fields
 from agentrl.types import BranchPath, ForkReason, Message, Speaker, StopReason, Turn

@@ -17,6 +17,7 @@ import msgspec
 
 from agentrl.algo.batch_advantages import NO_BATCHES, RunningSquare
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.algo.slots import load_without_torch
 from agentrl.client.config import SamplingConfig
 from agentrl.data.digest import TaskDigest, check_unique
 from agentrl.data.draw import DrawState
@@ -177,6 +178,17 @@ class GroupSource(Protocol):
         ...
 
 
+def load_driver_functions(algorithm: AlgorithmConfig) -> None:
+    """Load the functions that make a batch, so that a run without them ends before its first groups.
+
+    Raises:
+        ConfigError: one of them is not there, does not take its options, or imports torch.
+    """
+    load_without_torch(algorithm.slots.advantage, Sequence)
+    if algorithm.slots.shaping.name != "none":
+        load_without_torch(algorithm.slots.shaping, Group)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
     """The parts and settings of one run."""
@@ -218,6 +230,7 @@ class EngineParts:
     """Gets the records of the run, which also go to its files."""
 
     def __post_init__(self) -> None:
+        load_driver_functions(self.algorithm)
         if not self.tasks.is_endless:
             check_unique(self.tasks.finite, "the training")
         if self.resume.step >= self.engine.steps and not self.resume.evaluations_due:

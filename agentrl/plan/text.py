@@ -165,7 +165,7 @@ def _tasks(config: RunConfig) -> str:
     sources = ", ".join(_source(source) + _share(source.weight, tasks.training) for source in tasks.training)
     order = f"; curriculum {tasks.curriculum}" if tasks.curriculum else "" if tasks.shuffle else "; in their own order"
     skipped = f"; solved and hopeless tasks sit out {tasks.skip_passes} passes" if tasks.skip_passes else ""
-    return f"{sources}{order}{skipped}; held out: {'none' if tasks.held_out is None else _source(tasks.held_out)}"
+    return f"{sources}{order}{skipped}; held out: {'none' if tasks.eval is None else _source(tasks.eval)}"
 
 
 def _source(source: SourceConfig) -> str:
@@ -389,7 +389,7 @@ def _evaluation(config: RunConfig) -> str:
     when = f"every {engine.eval_every} steps, {engine.eval_episodes} episodes, {weights}"
     if not engine.eval_every:
         idle = "none: the held-out tasks are played by `agentrl eval` alone, until engine.eval_every is set"
-        when = "none" if config.tasks.held_out is None else idle
+        when = "none" if config.tasks.eval is None else idle
     often = [f"every {engine.checkpoint_every} steps"] if engine.checkpoint_every else []
     saved = (
         ", ".join([*often, f"every {CHECKPOINT_AGE_S:g} s", "at the end"]) + f", on an interrupt within {INTERRUPT_S:g} s"

@@ -165,7 +165,7 @@ def test_a_field_without_a_reader_is_found_although_others_are_called_like_it(fi
         ({"inference": {"host": "0.0.0.0"}}, "inference.host: 0.0.0.0 is not loopback; set inference.api_key_env"),
         ({"tasks": {}}, "tasks: expected exactly one of path and factory"),
         ({"tasks": {"path": "x", "factory": "y:z"}}, "tasks: expected exactly one of path and factory"),
-        ({"tasks": {"path": "x", "factory_args": {"n": 1}}}, "tasks: factory_args and eval_factory_args need tasks.factory"),
+        ({"tasks": {"path": "x", "factory_args": {"n": 1}}}, "tasks: factory_args need factory"),
         ({"engine": {"eval_every": 5}}, "engine.eval_every: there are no held-out tasks"),
         (
             {"algorithm": {"discount": 0.9}},

@@ -26,7 +26,6 @@ from agentrl.plan.splits import DEFAULT_GPU
 from agentrl.processes.ray import ray_address
 from agentrl.rollout.config import LEAST_KEPT
 from agentrl.trainer.parallel.shape import MeshShape, reason_against_sharing
-from agentrl.weights.config import BUCKET_MB
 
 _TERMINAL_COMMAND: Final = "agentrl_workflows.terminal:TerminalCommand"
 
@@ -352,7 +351,7 @@ def _updates(config: RunConfig, route: Route, memory: RunMemory | None) -> str:
     way = f"from disk ({config.engine.publish_dir or f'{config.run_dir}/weights'})"
     if route.method == "distributed":
         backend = "nccl where both ends are on GPUs, else gloo" if sync.backend == "auto" else sync.backend
-        way = f"from the trainer's memory ({backend}, {BUCKET_MB} MB at a time, trainer at {sync.address})"
+        way = f"from the trainer's memory ({backend}, {sync.bucket_mb} MB at a time, trainer at {sync.address})"
     if config.sync.adapter == "adapter":
         if mode == "exact":
             meaning = "none: calls are aborted and continue with the new adapter; log-probs equal a recompute"

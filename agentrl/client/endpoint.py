@@ -30,7 +30,7 @@ from agentrl.client.backend import Answer, AnswerStream, AskedCall, ClientBacken
 from agentrl.client.config import SamplingConfig
 from agentrl.client.episode import REPORTED_NAMES, Episode, EpisodeSettings, RunningCall
 from agentrl.client.offline import CallTimeout
-from agentrl.episode.checks import are_independent
+from agentrl.episode.trajectory import are_independent
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable, WorkflowError
 from agentrl.inference.backend import Generation
 from agentrl.support.foreign import one_line

@@ -24,7 +24,7 @@ from agentrl.client.deltas import DeltaSplitter
 from agentrl.client.demand import Demand, Instructions
 from agentrl.client.episode import MISSES_METRIC, CallWaits, Episode, EpisodeSettings
 from agentrl.client.offline import CallTimeout
-from agentrl.episode.checks import are_independent
+from agentrl.episode.trajectory import are_independent
 from agentrl.errors import ContextOverflow, ReplyError, ServerError, ServerUnavailable, WorkflowError
 from agentrl.inference.backend import Backend, GenerateRequest, Generation, GenerationChunk, GivesUp, SamplingParams
 from agentrl.support.concurrency import outcome_of

@@ -33,9 +33,8 @@ from agentrl.commands.running import Overrides, load_run, run_job
 from agentrl.config import RunConfig
 from agentrl.data.load import TaskSets, load_tasks
 from agentrl.engine.engine import Engine
-from agentrl.engine.parts import NEW_RUN, EngineParts
+from agentrl.engine.parts import NEW_RUN, EngineParts, GroupSource
 from agentrl.engine.report import RunReport
-from agentrl.engine.sources import GroupSource
 from agentrl.errors import AgentRLError, ConfigError, TrainerDied, TrainError
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.launch.sglang import find_sglang_python

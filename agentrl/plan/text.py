@@ -7,8 +7,7 @@ from typing import Final
 
 import yaml
 
-from agentrl.algo.companions import LR_FACTOR, CriticConfig, ReferenceConfig
-from agentrl.algo.preset_differences import preset_differences
+from agentrl.algo.config import LR_FACTOR, CriticConfig, ReferenceConfig, preset_differences
 from agentrl.algo.presets import PRESETS
 from agentrl.config import RunConfig, inapplicable
 from agentrl.config.route import Route

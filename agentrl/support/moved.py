@@ -15,6 +15,21 @@ from types import ModuleType
 from typing import Final
 
 MOVED: Final = {
+    "agentrl.algo.advantage": "agentrl.algo.batch_advantages",
+    "agentrl.algo.companions": "agentrl.algo.config",
+    "agentrl.algo.corrections.correction_options": "agentrl.algo.corrections",
+    "agentrl.algo.corrections.proximal": "agentrl.algo.corrections",
+    "agentrl.algo.corrections.segments": "agentrl.algo.corrections",
+    "agentrl.algo.corrections.tokens": "agentrl.algo.corrections",
+    "agentrl.algo.filled": "agentrl.algo.config",
+    "agentrl.algo.keeps": "agentrl.algo.group_slots",
+    "agentrl.algo.losses.clipped": "agentrl.algo.losses",
+    "agentrl.algo.losses.loss_options": "agentrl.algo.losses",
+    "agentrl.algo.losses.weighted": "agentrl.algo.losses",
+    "agentrl.algo.shaped_groups": "agentrl.algo.group_slots",
+    "agentrl.algo.terms.critics": "agentrl.algo.terms",
+    "agentrl.algo.terms.penalties": "agentrl.algo.terms",
+    "agentrl.algo.terms.term_options": "agentrl.algo.terms",
     "agentrl.cassette": "agentrl.episode.tape",
     "agentrl.concurrency": "agentrl.support.concurrency",
     "agentrl.exact_json": "agentrl.support.exact_json",

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agentrl.algo.companions import CriticConfig, ReferenceConfig
+from agentrl.algo.config import CriticConfig, ReferenceConfig
 from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
 from agentrl.config.base import Config
 from agentrl.config.describe import field_docstrings
@@ -89,7 +89,7 @@ def reads() -> frozenset[tuple[str, str, str]]:
         base.__name__ for kind in (*sections().values(), WeightedSource) for base in kind.__mro__ if issubclass(base, Config)
     } - {"Config"}
     found: set[tuple[str, str, str]] = set()
-    for folder in ("agentrl", "examples", "workflows"):
+    for folder in ("agentrl", "companions", "envs", "examples", "workflows"):
         for file in (root / folder).rglob("*.py"):
             if file.parts[-2:] == ("plan", "text.py"):
                 continue

@@ -10,7 +10,7 @@ from functools import partial
 import anyio
 import pytest
 
-from agentrl.algo.advantage import advantages
+from agentrl.algo.batch_advantages import advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client import Client, ReplayBackend
 from agentrl.client.tools import tool
@@ -30,6 +30,8 @@ from agentrl_sandbox.types import Limits, Program, Result
 from tests.rollout.harness import SAMPLING, TASK, ask, workflow_of
 from tests.rollout.paced import DEADLINE_S, Paced, each, run_slowly
 from tests.support.scripted import in_virtual_time
+
+pytestmark = pytest.mark.starts
 
 
 class Stubborn(RolloutWorkflow):

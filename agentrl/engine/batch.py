@@ -11,12 +11,18 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from agentrl.algo.advantage import GroupLogprobs, batch_advantages, spread_over_tokens, token_advantages
-from agentrl.algo.advantages.estimated import GroupAdvantages
-from agentrl.algo.advantages.kl_rewards import kl_estimate, with_kl_rewards
-from agentrl.algo.advantages.scaling import NO_BATCHES, RunningSquare, scaled_advantages
+from agentrl.algo.advantages import GroupAdvantages
+from agentrl.algo.batch_advantages import (
+    NO_BATCHES,
+    GroupLogprobs,
+    RunningSquare,
+    batch_advantages,
+    scaled_advantages,
+    spread_over_tokens,
+    token_advantages,
+)
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.shaped_groups import shaped_groups, without_left_out
+from agentrl.algo.group_slots import kl_estimate, shaped_groups, with_kl_rewards, without_left_out
 from agentrl.algo.slots import load_without_torch
 from agentrl.episode.summary import episode_metrics, history_counts, staleness_metrics, trained_record, uniform_outcome
 from agentrl.errors import StaleDataError

@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 import anyio.to_thread
 
+from agentrl.engine.config import CHECKPOINT_AGE_S
 from agentrl.engine.journal import LoopState
 from agentrl.engine.parts import EngineParts
 from agentrl.errors import AgentRLError, TrainError
-from agentrl.folders import make_private
+from agentrl.support.folders import make_private
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +59,13 @@ class Checkpoints:
         self._writing: _BegunSave | None = None
 
     def start(self) -> None:
-        """Count `engine.checkpoint_every_s` from now."""
+        """Count the age of the last checkpoint from now."""
         self._saved_at = time.perf_counter()
 
     async def save_if_due(self, step: int) -> None:
         """Begin to write a checkpoint, after the one before is on the disk, where the run file wants one after `step`."""
-        every, age_s = self._engine.checkpoint_every, self._engine.checkpoint_every_s
-        by_time = bool(age_s) and time.perf_counter() - self._saved_at >= age_s
+        every = self._engine.checkpoint_every
+        by_time = time.perf_counter() - self._saved_at >= CHECKPOINT_AGE_S
         if step == self._engine.steps or bool(every and step % every == 0) or by_time:
             await self._save()
 

@@ -18,7 +18,6 @@ import anyio
 from anyio.abc import TaskGroup
 
 from agentrl.client.config import SamplingConfig
-from agentrl.concurrency import STRAY_CANCELLATION, finishing, task_group
 from agentrl.data.draw import TaskDraw
 from agentrl.engine.buffer import Ticket
 from agentrl.engine.evaluate import EvalReport, EvaluationQueue, evaluate_with
@@ -31,6 +30,7 @@ from agentrl.engine.training import TrainLoop
 from agentrl.errors import RunStopped
 from agentrl.rollout.episode import LocalRunner
 from agentrl.rollout.group import DroppedGroup, run_group
+from agentrl.support.concurrency import STRAY_CANCELLATION, finishing, task_group
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import GroupWorkflow
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.algo.advantage import GroupLogprobs
+from agentrl.algo.batch_advantages import GroupLogprobs
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.batch import VerifiedGroups
 from agentrl.trainer.base import Trainer

@@ -11,10 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from agentrl.algo.advantage import advantages_by
-from agentrl.algo.advantages import ADVANTAGES
-from agentrl.algo.advantages.estimated import GroupAdvantages
+from agentrl.algo.advantages import ADVANTAGES, GroupAdvantages
 from agentrl.algo.advantages.players import Float64Array
+from agentrl.algo.batch_advantages import advantages_by
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.slots import Loaded, Slot, load_without_torch, slot_of
 from agentrl.errors import ConfigError

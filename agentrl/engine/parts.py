@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from agentrl.algo.advantages.scaling import NO_BATCHES, RunningSquare
+from agentrl.algo.batch_advantages import NO_BATCHES, RunningSquare
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.slots import load_without_torch
 from agentrl.client.config import SamplingConfig

@@ -20,7 +20,7 @@ import anyio.to_thread
 import numpy as np
 from anyio.abc import TaskGroup
 
-from agentrl.engine.config import ComputeType, EngineConfig, probe_bounds
+from agentrl.engine.config import KEPT_PUBLISHED, ComputeType, EngineConfig, probe_bounds
 from agentrl.engine.journal import LoopState
 from agentrl.engine.report import PublishReport, SyncCost
 from agentrl.errors import AgentRLError, WeightSyncError
@@ -85,7 +85,6 @@ class WeightPublisher:
         self._trainer = trainer
         self._inference = inference
         self._directory = Path(config.publish_dir) if config.publish_dir else run_dir / "weights"
-        self._keep_published = config.keep_published
         self._probe_ids = np.asarray(probe_ids, np.int32)
         self._tolerance = probe_bounds(config, compute_type)
 
@@ -109,7 +108,7 @@ class WeightPublisher:
         self._check(held.version, update)
         seconds = time.perf_counter() - begin
         if self._send_dtype is None:
-            await anyio.to_thread.run_sync(lambda: prune(self._directory, keep=self._keep_published))
+            await anyio.to_thread.run_sync(lambda: prune(self._directory, keep=KEPT_PUBLISHED))
         return PublishReport(
             publish_s=held.seconds + (0.0 if beside else written_s),
             update_s=seconds - (0.0 if beside else written_s),

@@ -16,7 +16,6 @@ from uuid import uuid4
 import anyio
 import numpy as np
 
-from agentrl.concurrency import task_group
 from agentrl.engine.config import MAX_SKIPPED_CHECKS, spot_bounds
 from agentrl.engine.inflight import FinishedCall, FinishedCalls
 from agentrl.engine.journal import LoopState
@@ -24,6 +23,7 @@ from agentrl.engine.parts import EngineParts
 from agentrl.engine.publishing import Publications
 from agentrl.errors import InvariantError, ServerError
 from agentrl.inference.backend import ServerSet
+from agentrl.support.concurrency import task_group
 from agentrl.types import Float32Array
 
 logger = logging.getLogger(__name__)

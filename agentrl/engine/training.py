@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from agentrl.concurrency import task_group
 from agentrl.data.digest import TaskDigest
 from agentrl.data.draw import TaskDraw
 from agentrl.engine.alarms import Alarms
@@ -31,6 +30,7 @@ from agentrl.engine.publishing import Publications, WeightPublisher, probe_ids
 from agentrl.engine.skipped import SkippedSteps
 from agentrl.engine.spot_check import ServerChecks
 from agentrl.errors import AgentRLError, InvariantError, NothingLearned, ServerError, TrainerDied, WeightSyncError
+from agentrl.support.concurrency import task_group
 from agentrl.trainer.base import StepReport
 from agentrl.types import Group
 

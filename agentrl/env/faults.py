@@ -10,8 +10,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from agentrl.concurrency import outside_work
-from agentrl.errors import EnvironmentFault, boundary
+from agentrl.errors import EnvironmentFault
+from agentrl.support.concurrency import outside_work
+from agentrl.support.user_code import boundary
 
 _faults: ContextVar[dict[str, EnvironmentFault] | None] = ContextVar("agentrl_environment_faults", default=None)
 _metrics: ContextVar[dict[str, float] | None] = ContextVar("agentrl_noted_metrics", default=None)

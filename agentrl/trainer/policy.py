@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.guard import ess_ratio
-from agentrl.algo.loss import COUNTS, SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, over_ranks
+from agentrl.algo.loss_metrics import COUNTS, SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, over_ranks
 from agentrl.algo.objective import Objective
 from agentrl.algo.packing import DealtPass, deal, sorted_microbatches, split_minibatches
 from agentrl.algo.prefixes import PassPlan, plan_passes
@@ -231,7 +231,7 @@ class PolicyTrainer:
         self._state = msgspec.structs.replace(self._state, policy_version=version)
 
     def stage(self) -> StagedParts:
-        """Return copies of what this rank writes into a checkpoint; every rank must call it."""
+        """Return copies of this rank's part of a checkpoint; every rank must call it."""
         optimizer = stage_parts(self.optimizer_tensors(), self.model.ranks)
         if self.model.adapter is not None:
             return stage_adapter(self.model, self.model.adapter, optimizer)

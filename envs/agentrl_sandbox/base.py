@@ -14,8 +14,8 @@ from typing import Protocol
 
 import anyio
 
-from agentrl.concurrency import outside_work
 from agentrl.errors import ConfigError
+from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.box import Starter, open_forks, open_session, run_in_box
 from agentrl_sandbox.session import Session
 from agentrl_sandbox.types import Limits, Program, Result, check_files

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.algo.advantage import batch_advantages
+from agentrl.algo.batch_advantages import batch_advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.filter import load_filter
 from agentrl.engine.parts import load_driver_functions

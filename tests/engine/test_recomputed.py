@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentrl.algo.advantage import batch_advantages
+from agentrl.algo.batch_advantages import batch_advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.estimates import recomputed_logprobs
 from agentrl.errors import InvariantError

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from agentrl.client import Client
+from agentrl.client.tools import tool
 from agentrl.env.faults import note_metric
 from agentrl.errors import EnvironmentFault, EpisodeLimit, InvariantError, ServerError, ServerUnavailable, WorkflowError
 from agentrl.rollout.config import RolloutConfig
@@ -19,10 +20,11 @@ from agentrl.rollout.episode import run_policy_episode
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
-from agentrl.tools import tool
 from agentrl.types import StopReason, Task, Trajectory, Turn
 from agentrl.workflow import RolloutWorkflow
 from tests.rollout.harness import PATIENCE_S, SAMPLING, TASK, Judge, ask, episode, make_server, says, workflow_of
+
+pytestmark = pytest.mark.starts
 
 
 async def test_an_episode_becomes_a_trajectory_with_its_turns_and_reward(renderer: Renderer) -> None:

@@ -21,12 +21,12 @@ import anyio
 import numpy as np
 import orjson
 
-from agentrl.concurrency import Deadline
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.sglang.adapter_uses import AdapterUses, NamedAdapter
 from agentrl.inference.sglang.transport import Transport
 from agentrl.inference.sglang.wire import GenerateReply, check_request, generate_body, parse_event, parse_reply
+from agentrl.support.concurrency import Deadline
 from agentrl.types import Float32Array, Int32Array, StopReason, VersionSpan
 
 _MAX_SERVER_ABORTS = 8

@@ -16,9 +16,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from agentrl.client import EpisodeSettings, PolicyBackend, SamplingConfig
 from agentrl.client.backend import Answer, AnswerStream, AskedCall, Piece
-from agentrl.concurrency import task_group
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.engine import InferenceEngine
+from agentrl.support.concurrency import task_group
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Speaker
 from agentrl_doors.gateway.backend import EngineBackend

@@ -17,7 +17,7 @@ import anyio
 from aiohttp import web
 
 from agentrl.client.backend import Answer, Delta, Piece
-from agentrl.concurrency import task_group
+from agentrl.support.concurrency import task_group
 from agentrl_doors.gateway.dialect import EventWriter
 from agentrl_doors.gateway.dialects.answers import COMMENT, delta_of
 from agentrl_doors.gateway.refusals import code_of, known_error, status_of

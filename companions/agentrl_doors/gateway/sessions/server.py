@@ -24,10 +24,10 @@ from anyio.lowlevel import RunVar
 
 from agentrl.client import Client, Door, DoorSettings
 from agentrl.client.backend import Answer, Piece
-from agentrl.concurrency import task_group
 from agentrl.errors import WorkflowError
 from agentrl.servers.http.errors import json_reply
 from agentrl.servers.listening import Connections, Refusal, guard, listening, sent_key
+from agentrl.support.concurrency import task_group
 from agentrl_doors.gateway.dialect import Dialect, DialectCall
 from agentrl_doors.gateway.dialects import CHAT_ROUTE, COUNT_ROUTE, DIALECTS, dialect_of
 from agentrl_doors.gateway.event_stream import KEEP_ALIVE_S, frames_of, send_events

@@ -16,8 +16,8 @@ import anyio.to_thread
 import msgspec
 from anyio.abc import TaskGroup
 
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import task_group
 from agentrl_sandbox.containers.container import Container
 from agentrl_sandbox.containers.fleet.host_wire import (
     AddBody,

@@ -19,8 +19,8 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from agentrl.concurrency import outside_work
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.containers.container import Container
 from agentrl_sandbox.containers.layer_archive import snapshot_layers
 from agentrl_sandbox.containers.layer_files import read_layer_files

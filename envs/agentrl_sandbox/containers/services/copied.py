@@ -23,10 +23,10 @@ from agentrl.concurrency import outside_work
 from agentrl.episode.usage_record import note_use
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl_sandbox.containers.container import Container
-from agentrl_sandbox.containers.layer_archive import snapshot_layers
+from agentrl_sandbox.containers.layer_archive import make_layer, snapshot_layers
 from agentrl_sandbox.containers.layer_files import read_layer_files
 from agentrl_sandbox.containers.protocol import CONTAINER_VARIABLES, MAX_STARTING, LayerFile, Variables
-from agentrl_sandbox.containers.services.layer_bytes import is_layer, keep_in_layer, make_layer, names_at_top, read_in_layer
+from agentrl_sandbox.containers.services.layer_bytes import is_layer, keep_in_layer, names_at_top, read_in_layer
 from agentrl_sandbox.containers.services.relayed_port import RunPython, relayed_port
 from agentrl_sandbox.containers.starting import turn_to_start
 from agentrl_sandbox.passage import Port

@@ -7,7 +7,7 @@ the daemon on this machine, whose `/usr` it sees read-only for the Python of the
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Final
 
@@ -18,10 +18,9 @@ from agentrl_sandbox.box import BOX_START_S, open_session
 from agentrl_sandbox.bubblewrap.start import SUPERVISOR_FOLDER
 from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS, CONTAINER_VARIABLES
 from agentrl_sandbox.containers.services.copied import StartedEnvironment, WantedEnvironment
-from agentrl_sandbox.containers.services.relayed_port import BytePipe
 from agentrl_sandbox.containers.starter import HOST_FOLDER, WRAPPER, WRAPPER_TEXT
 from agentrl_sandbox.docker import Docker, DockerStarter, check_docker, container_name, docker_variables, inside_words, walls
-from agentrl_sandbox.pipes import process_pipe
+from agentrl_sandbox.pipes import PipedProcess, process_pipe
 from agentrl_sandbox.types import Limits, Program
 
 _READY: Final = 'echo ready >&2 && exec "$@"'
@@ -80,11 +79,9 @@ class DockerService:
         async with open_session(DockerStarter(docker, words, own, name), supervisor, wanted.limits) as session:
             yield StartedEnvironment(session, partial(self._run_python, name))
 
-    @asynccontextmanager
-    async def _run_python(self, name: str, program: str, arguments: tuple[str, ...]) -> AsyncGenerator[BytePipe]:
+    def _run_python(self, name: str, program: str, arguments: tuple[str, ...]) -> AbstractAsyncContextManager[PipedProcess]:
         words = [*self._command, "exec", "--interactive", name, WRAPPER, "-I", "-S", "-B", "-c", program, *arguments]
-        async with process_pipe(words, environment=docker_variables()) as pipe:
-            yield pipe
+        return process_pipe(words, environment=docker_variables())
 
 
 def _hint(said: str) -> str:

@@ -15,7 +15,7 @@ import pytest
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl_sandbox import SandboxConfig, open_sandbox
 from agentrl_sandbox.base import BoxSandbox
-from agentrl_sandbox.hosts.sandbox_server import main
+from agentrl_sandbox.hosts.command import sandbox_host_command
 from agentrl_sandbox.hosts.server import MAX_LIMITS
 from agentrl_sandbox.remote import open_remote
 from agentrl_sandbox.types import Limits, Program, python_program
@@ -197,13 +197,13 @@ async def test_the_longest_command_that_is_taken_runs(sandbox: BoxSandbox) -> No
         assert (result.stdout, result.stderr) == (b"107\n", b"")
 
 
-def test_the_maxima_are_options_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["--max", "memory=5"])
-    assert "--max memory=5: expected LIMIT=NUMBER, where LIMIT is one of wall_s, cpu_s, memory_mb" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["--max", "memory_mb=many"])
-    assert "memory_mb" in capsys.readouterr().err
+def test_the_maxima_are_options_of_the_command() -> None:
+    with pytest.raises(
+        ConfigError, match="--max memory=5: expected LIMIT=NUMBER, where LIMIT is one of wall_s, cpu_s, memory_mb"
+    ):
+        sandbox_host_command(max=("memory=5",))
+    with pytest.raises(ConfigError, match="memory_mb"):
+        sandbox_host_command(max=("memory_mb=many",), containers=False)
 
 
 async def test_a_pool_of_a_run_meets_a_server_that_is_full(sandbox: BoxSandbox) -> None:

@@ -32,7 +32,11 @@ def running_host(*options: str) -> Generator[tuple[str, subprocess.Popen[bytes]]
 
 
 def serving_sandbox(
-    sandbox: Sandbox, *, host: str = "127.0.0.1", api_key: str | None = None, **options: Any  # noqa: ANN401
+    sandbox: Sandbox,
+    *,
+    host: str = "127.0.0.1",
+    api_key: str | None = None,
+    **options: Any,  # noqa: ANN401
 ) -> AbstractAsyncContextManager[str]:
     """Serve a sandbox by a host without containers that has these options."""
     return serving_host(HostOptions(**options), sandbox=sandbox, host=host, api_key=api_key)

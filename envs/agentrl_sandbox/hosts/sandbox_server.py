@@ -1,22 +1,25 @@
 """`python -m agentrl_sandbox.hosts.sandbox_server`: a host that runs programs, on a free port, and gives no containers.
 
-Its options are those of `agentrl sandbox-host`.
+Its options are those of `agentrl sandbox-host`, whose process it becomes.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
-from agentrl.commands.main import main as run_agentrl
 
+def host_words(arguments: Sequence[str]) -> list[str]:
+    """Return the words of the host's process.
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the server until SIGTERM or SIGINT."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    port = [] if any(word.partition("=")[0] == "--port" for word in given) else ["--port", "0"]
-    run_agentrl(["sandbox-host", "--no-containers", *port, *given])
+    Example:
+        >>> host_words(["--max", "wall_s=60"])[3:]
+        ['sandbox-host', '--no-containers', '--port', '0', '--max', 'wall_s=60']
+    """
+    port = [] if any(word.partition("=")[0] == "--port" for word in arguments) else ["--port", "0"]
+    return [sys.executable, "-m", "agentrl", "sandbox-host", "--no-containers", *port, *arguments]
 
 
 if __name__ == "__main__":
-    main()
+    os.execv(sys.executable, host_words(sys.argv[1:]))

@@ -34,7 +34,7 @@ from agentrl_sandbox.remote.wire import (
     AddBody,
     BenchBody,
     CallBody,
-    Ended,
+    EndedBody,
     GivenLimits,
     HostState,
     KeepBody,
@@ -121,7 +121,7 @@ class _Bench:
     client: str
 
 
-class Host:
+class SandboxHost:
     """Answers the requests of the protocol.
 
     Args:
@@ -233,7 +233,7 @@ class Host:
             with self._benches.use(held.bench):
                 answer = await supervisor.ask(bytes(body.request), body.timeout_s)
             if answer is None:
-                return encoded(Ended(supervisor.ending), status=410)
+                return encoded(EndedBody(supervisor.ending), status=410)
         return web.Response(body=answer, content_type="application/json")
 
     async def _port(self, request: web.Request) -> web.StreamResponse:
@@ -429,7 +429,7 @@ async def serving_host(
     """
     connections = Connections(options.headers_s)
     async with task_group() as tasks:
-        served = Host(options, tasks, sandbox=sandbox, containers=containers, images=images)
+        served = SandboxHost(options, tasks, sandbox=sandbox, containers=containers, images=images)
         app = served.application(api_key, connections)
         async with listening(app, connections, host=host, port=port, api_key=api_key) as url:
             try:

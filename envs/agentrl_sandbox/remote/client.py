@@ -14,7 +14,7 @@ import anyio
 import msgspec
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl_sandbox.remote.wire import CallBody, Ended, FileError
+from agentrl_sandbox.remote.wire import CallBody, EndedBody, FileError
 from agentrl_sandbox.session import REPLY_GRACE_S
 from agentrl_sandbox.types import Ending
 
@@ -75,7 +75,7 @@ class HostConnection:
         if status == 422:
             error = decode_answer(answer, FileError)
             raise OSError(error.number, error.error, error.path)
-        said = f"sandbox: {self.url}{path} answered {status}: {said_in(answer)}"
+        said = f"sandbox: {self.url}/{path.split('/')[1]} answered {status}: {said_in(answer)}"
         if status == 400:
             raise ConfigError(said)
         raise NoRoom(said) if status == 429 else EnvironmentFault(said)
@@ -107,7 +107,7 @@ class RemoteSupervisor:
             await self.close()
             raise
         if status == 410:
-            self.ending, self._is_open = decode_answer(answer, Ended).ended, False
+            self.ending, self._is_open = decode_answer(answer, EndedBody).ended, False
             return None
         if status != 200:
             raise EnvironmentFault(f"sandbox: {self._host.url}{self._path} answered {status}: {said_in(answer)}")

@@ -8,7 +8,7 @@ Bodies are JSON; contents and outputs are base64. Where the host has a key, requ
 | POST /state | `StateBody` | 200 `HostState`; the benches of the client live on |
 | POST /run | `ProgramBody` | 200 `agentrl_sandbox.Result` |
 | POST /sessions | `SessionBody` | 200 `Opened` |
-| POST /sessions/ID | `CallBody` | 200 what the supervisor answers; 410 `Ended`: its sandbox has ended |
+| POST /sessions/ID | `CallBody` | 200 what the supervisor answers; 410 `EndedBody`: its sandbox has ended |
 | GET /sessions/ID/port | - | a web socket with the bytes of one connection that the container made to its port |
 | DELETE /sessions/ID | - | 200, when its processes have ended and its layer stands; also for one that is gone |
 | POST /benches | `BenchBody` | 200 `Opened` |
@@ -63,7 +63,7 @@ class CallBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     timeout_s: float
 
 
-class Ended(msgspec.Struct):
+class EndedBody(msgspec.Struct):
     """The end of a session."""
 
     ended: Ending = Ending.KILLED

@@ -27,7 +27,7 @@ class ByteWay(Protocol):
         """Return what comes next; anyio.EndOfStream: the other side sends no more."""
         ...
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes, /) -> None:
         """Send all of it."""
         ...
 

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 import anyio
 from anyio.abc import SocketStream
 
-from agentrl.concurrency import task_group
 from agentrl.errors import EnvironmentFault
+from agentrl.support.concurrency import task_group
 
 
 class ByteWay(Protocol):

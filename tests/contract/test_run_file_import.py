@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MOST = 53
+MOST = 55
 PROBE = """
 import json, sys
 from agentrl.config import load_config

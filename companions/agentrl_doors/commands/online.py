@@ -19,7 +19,7 @@ from agentrl.tokens.renderer import Renderer
 from agentrl_doors.online.placeholders import ONLINE_DEFAULTS
 
 if TYPE_CHECKING:
-    from agentrl.engine.sources import GroupSource
+    from agentrl.engine.parts import GroupSource
     from agentrl_doors.online.client_keys import KeyRing
     from agentrl_doors.online.traffic import TrafficSettings
 

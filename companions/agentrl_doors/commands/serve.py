@@ -18,12 +18,12 @@ from rich.console import Console
 from agentrl.client.config import SamplingConfig
 from agentrl.commands.running import parse_named_values
 from agentrl.errors import ConfigError
+from agentrl.processes.watchdog.signals import interrupt_from, print_interrupt
 from agentrl.servers.embedded.faults import parse_faults
 from agentrl.servers.http.app import AddRoutes
 from agentrl.servers.serve import ServeOptions, run_server
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import ToolFormatName
-from agentrl.watchdog.signals import interrupt_from, print_interrupt
 from agentrl.weights.merging import whole_model
 from agentrl_doors.gateway import Gateway
 

@@ -16,10 +16,10 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from agentrl.client import ChatStream, Client, EpisodeSettings, PolicyBackend, SamplingConfig
-from agentrl.concurrency import task_group
 from agentrl.errors import AgentRLError
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.engine import InferenceEngine
+from agentrl.support.concurrency import task_group
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Message
 from agentrl_doors.gateway.backend import EngineBackend

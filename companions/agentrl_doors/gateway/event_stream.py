@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 from aiohttp import web
 
-from agentrl.concurrency import task_group
+from agentrl.support.concurrency import task_group
 
 KEEP_ALIVE_S: Final = 15.0
 """The longest silence of a stream, seconds."""

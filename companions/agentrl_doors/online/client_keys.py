@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from agentrl.concurrency import loop_time
 from agentrl.errors import ConfigError
+from agentrl.support.concurrency import loop_time
 from agentrl_doors.gateway.body import CallRefused
 
 _LOG: Final = logging.getLogger("agentrl_doors.online")

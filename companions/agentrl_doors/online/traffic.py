@@ -21,11 +21,11 @@ from anyio.abc import TaskGroup
 
 from agentrl.client import Client, EpisodeSettings, PolicyBackend
 from agentrl.client.backend import Answer
-from agentrl.concurrency import task_group
 from agentrl.config import RunConfig
 from agentrl.engine.buffer import Ticket
-from agentrl.engine.sources import GroupIntake
+from agentrl.engine.parts import GroupIntake
 from agentrl.errors import RunStopped
+from agentrl.support.concurrency import task_group
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Group, StopReason, Turn
 from agentrl_doors.gateway.body import CallRefused

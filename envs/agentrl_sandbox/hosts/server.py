@@ -19,9 +19,9 @@ from typing import Final
 from aiohttp import web
 from anyio.abc import TaskGroup
 
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError
 from agentrl.servers.listening import BODY_S, HEADERS_S, Connections, guard, listening
+from agentrl.support.concurrency import task_group
 from agentrl_sandbox.base import Sandbox
 from agentrl_sandbox.containers import Containers, Workbench
 from agentrl_sandbox.containers.kept_bytes import KeptBytes

@@ -10,7 +10,7 @@ import aiohttp
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from agentrl.concurrency import task_group
+from agentrl.support.concurrency import task_group
 
 END: Final = "end"
 PING_S: Final = 20.0

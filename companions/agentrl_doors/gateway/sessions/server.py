@@ -23,10 +23,10 @@ from anyio.lowlevel import RunVar
 
 from agentrl.client import Client, Door, DoorSettings
 from agentrl.client.backend import Answer, Delta, Piece
-from agentrl.concurrency import task_group
 from agentrl.errors import AgentRLError, WorkflowError
 from agentrl.servers.http.errors import json_reply
 from agentrl.servers.listening import Connections, Refusal, guard, listening, sent_key
+from agentrl.support.concurrency import task_group
 from agentrl_doors.gateway.body import CallRefused, code_of, status_of
 from agentrl_doors.gateway.dialect import Dialect, DialectCall, EventWriter
 from agentrl_doors.gateway.dialects.answers import delta_of

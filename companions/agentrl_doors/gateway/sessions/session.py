@@ -19,8 +19,8 @@ from anyio.lowlevel import RunVar
 from agentrl.client import Client, DoorSettings
 from agentrl.client.arguments import overruled_sampling, without_arguments
 from agentrl.client.backend import Answer, AskedCall
-from agentrl.concurrency import task_group
 from agentrl.servers.http.errors import decode_body, json_bytes
+from agentrl.support.concurrency import task_group
 from agentrl.tokens.template.rendering import ToolSchemas
 from agentrl.types import BranchPath, Speaker
 from agentrl_doors.gateway.body import CallRefused

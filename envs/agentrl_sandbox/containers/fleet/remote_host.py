@@ -16,9 +16,8 @@ import anyio.to_thread
 import msgspec
 from anyio.abc import TaskGroup
 
-from agentrl.concurrency import task_group
-from agentrl.episode.usage_record import note_use
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import task_group
 from agentrl_sandbox.containers.container import Container
 from agentrl_sandbox.containers.layer_files import read_layer_files
 from agentrl_sandbox.containers.protocol import ANY_IMAGE, START_S, LayerFile, Variables
@@ -217,7 +216,6 @@ class RemoteWorkbench:
     ) -> AsyncGenerator[Container]:
         """Start a container as `Workbench.run` describes; its connections to the port come here over web sockets."""
         way, limits = None if port is None else way_to(port), limits or self.limits
-        note_use("bubblewrap", is_isolated=True)
         inner = None if way is None else way.port
         body = RunBody(directory=directory, environment=dict(environment or {}), limits=limits.model_dump(), port=inner)
         opened = await self._host.ask(f"{self._path}/sessions", body, Opened, patience_s=START_S)

@@ -14,8 +14,8 @@ from typing import Final, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from agentrl.concurrency import task_group
 from agentrl.errors import EnvironmentFault
+from agentrl.support.concurrency import task_group
 from agentrl_sandbox.box import BOX_START_S
 from agentrl_sandbox.inside import files_inside
 from agentrl_sandbox.passage import MAX_CARRIED, Port, Way, carry_bytes, way_to

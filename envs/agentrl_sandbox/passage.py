@@ -125,8 +125,7 @@ class Passage:
     async def _connection(self, accepted: socket.socket) -> None:
         try:
             with accepted, suppress(OSError):
-                accepted.setblocking(False)
-                async with await SocketStream.from_socket(accepted) as inner, self._way.connect() as outer:
+                async with await _stream_of(accepted) as inner, self._way.connect() as outer:
                     await carry_bytes(inner, outer)
         finally:
             self._slots.release()
@@ -139,6 +138,14 @@ def open_passage(port: Port) -> Generator[Passage]:
         channel, theirs = (stack.enter_context(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         channel.setblocking(False)
         yield Passage(way_to(port), channel, theirs)
+
+
+async def _stream_of(accepted: socket.socket) -> SocketStream:
+    """Return a connection as a stream; one that its program has reset is an OSError."""
+    try:
+        return await SocketStream.from_socket(accepted)
+    except ValueError as error:
+        raise ConnectionResetError(f"a connection out of a box: {error}") from error
 
 
 async def _accepted(listener: socket.socket) -> socket.socket:

@@ -7,9 +7,9 @@ reaches nothing any more; that is its own doing and no fault.
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from typing import Final, TypeAlias
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
@@ -17,9 +17,10 @@ from anyio.abc import TaskGroup
 from agentrl.errors import EnvironmentFault
 from agentrl.support.concurrency import task_group
 from agentrl_sandbox.box import BOX_START_S
+from agentrl_sandbox.docker import docker_variables
 from agentrl_sandbox.inside import files_inside
 from agentrl_sandbox.passage import MAX_CARRIED, Port, Way, carry_bytes, way_to
-from agentrl_sandbox.pipes import PipedProcess
+from agentrl_sandbox.pipes import PipedProcess, process_pipe
 
 _HEAD: Final = struct.Struct(">IBI")
 _READY, _OPEN, _DATA, _END, _CLOSED = range(5)
@@ -29,13 +30,13 @@ _WAITING: Final = 64
 """Frames of a connection that wait for its receiver."""
 
 
-RunPython: TypeAlias = Callable[[str, tuple[str, ...]], AbstractAsyncContextManager[PipedProcess]]
-"""Runs a Python program, given as its text, with arguments, in an environment; it ends with the block."""
-
-
 @asynccontextmanager
-async def relayed_port(run_python: RunPython, port: Port) -> AsyncGenerator[None]:
+async def relayed_port(python: Sequence[str], port: Port) -> AsyncGenerator[None]:
     """Let programs of an environment reach `port` of this machine's loopback inside the block.
+
+    Args:
+        python: the words of a command that runs a Python in the environment.
+        port: of the environment, and where it leads.
 
     Raises:
         EnvironmentFault: the relay does not start.
@@ -44,7 +45,8 @@ async def relayed_port(run_python: RunPython, port: Port) -> AsyncGenerator[None
     program = files_inside("relay")["relay.py"].decode()
     async with AsyncExitStack() as stack:
         try:
-            relay = await stack.enter_async_context(run_python(program, (str(way.port),)))
+            command = [*python, "-c", program, str(way.port)]
+            relay = await stack.enter_async_context(process_pipe(command, environment=docker_variables()))
         except OSError as error:
             raise EnvironmentFault(f"containers: the relay of port {way.port} does not start: {error}") from error
         tasks = await stack.enter_async_context(task_group())

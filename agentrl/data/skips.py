@@ -90,7 +90,7 @@ class PassSkips:
         return self._chosen[number]
 
     def finished(self, group: Group) -> None:
-        """Take the result of a group; one that runs again after a resume replaces what it gave before."""
+        """Take the result of a group; a group that runs again after a resume replaces its former result."""
         before = self._rests.pop(group.index, None)
         place = self._chosen.get(group.index)
         if place is not None and _teaches_nothing(group):

@@ -238,7 +238,7 @@ def _call_factory(make: Callable[..., object], config: SourceConfig, where: str)
 
 
 def _made_items(made: Iterable[object], where: str) -> Iterator[DataRecord | Task]:
-    """Yield what a factory made: tasks, and mappings as records that are named by their `id` or their number."""
+    """Yield the tasks of a factory; a mapping is a record, named by its `id` or its number."""
     iterator = iter(made)
     for number in itertools.count(1):
         try:

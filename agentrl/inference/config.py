@@ -64,7 +64,7 @@ class InferenceConfig(Config):
     device: Device = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`, the GPU of the first server; others use the next."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Type that servers compute in; for running servers, the type they were started with. None: that of the trainer."""
+    """Type that servers compute in; for running servers, the type they were started with. None: the trainer's type."""
     max_running_requests: int | None = Field(default=None, ge=1)
     """Sequences decoded together; others wait in the server's queue. None: 64 on a CPU, SGLang's own choice on a GPU."""
     max_context_tokens: int | None = Field(default=None, ge=8)

@@ -255,7 +255,7 @@ def step_file(folder: Path, step: int) -> Path:
 
 
 def trained_file(folder: Path, step: int) -> Path:
-    """Return the path of what a step trained."""
+    """Return the path of the file that lists what a step trained."""
     return folder / f"trained-{step:06d}.jsonl.gz"
 
 

@@ -25,12 +25,12 @@ RETRY_S = 0.5
 
 
 class RankNumbers(NamedTuple):
-    """The place of a process among those of its trainer."""
+    """The rank of a trainer process, as its scheduler gives it."""
 
     rank: int
     world: int
     local: int
-    """Its number among those of its machine."""
+    """Its number on its machine."""
 
 
 _SOURCES = (

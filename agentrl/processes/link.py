@@ -86,6 +86,7 @@ class Link:
         self._stream = stream
         self._socket: socket.socket | None = stream.extra(SocketAttribute.raw_socket, None)
         """None: the standard streams of a process of this machine."""
+        # A bound from the first byte: a length that a broken child wrote must not make this process reserve that much.
         self._buffer = FrameBuffer(MAX_BODY_BYTES)
         self._bodies: deque[bytes] = deque()
         self._closed = anyio.Event()

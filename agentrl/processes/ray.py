@@ -95,7 +95,7 @@ class RayChild:
         return self._exit
 
     async def log_tail(self) -> str:
-        """Return the end of what the process wrote, or of the log where its agent is gone or gives no answer."""
+        """Return the last output of the process, or the end of the log where its agent is gone or gives no answer."""
         if self._exit is not None:
             return self._exit.log_tail
         with suppress(AgentLost), anyio.move_on_after(_MARGIN_S):

@@ -72,6 +72,7 @@ async def launched_links(
     host, listen_port = listen_address(config)
     token = new_token()
     async with open_meeting((host, listen_port if port is None else port), len(specs), token, names) as meeting:
+        # The address is known only now, since the port may be a free one.
         joining = ("--attach", host_and_port(meeting.address))
         children = await launcher.start(
             [

@@ -1,1 +1,1 @@
-"""Running one episode and one group: `episode.run_policy_episode` and `group.run_group` of this package."""
+"""Running one episode and one group: `episode.run_policy_episode`, `group.run_group`."""

@@ -72,6 +72,7 @@ def user_trace(error: BaseException) -> str:
 
 def _raised_by_user(error: BaseException) -> BaseException:
     """Return what the user's code raised, where `error` only tells where that was."""
+    # agentrl wraps what the user's code raises; the user looks for their own line.
     while isinstance(error, (WorkflowError, EnvironmentFault)) and error.__cause__ is not None and not _own_frames(error):
         error = error.__cause__
     return error

@@ -87,13 +87,16 @@ async def run_group(
     try:
         async with task_group() as tasks:
             for member in range(group_size):
+                # One after the other, here and not in the tasks: a group that opened first gets its slots first.
                 await slots.acquire()
                 members.holding.add(member)
                 tasks.start_soon(members.run, member, tasks)
             on_started()
+        # Without a slot: a judge may take long, and no episode has to wait for it.
         if score is not None and members.suffice(group_size):
             await members.score(score)
     finally:
+        # Again, for a group that was cancelled before all its members had started.
         on_started()
         members.report_all()
         for _ in members.holding:  # cancelled before they started
@@ -194,6 +197,7 @@ class _Members:
             return Group(index=self._index, task=self._task, episodes=episodes, admitted_version=admitted_version)
         if not self.failed:  # a member whose task was cancelled before its first step ends the group and leaves no record
             self.failed.append(cancelled_episode(self._task, f"{self._index}"))
+        # One name for the counter, although members may have failed for several reasons.
         [(most, _)] = Counter(str(attempt.stop_reason) for attempt in self.failed).most_common(1)
         failures = tuple(attempt.failure for attempt in self.failed if attempt.failure is not None)
         return DroppedGroup(index=self._index, task=self._task, reason=f"episode_failed:{most}", failures=failures)
@@ -204,12 +208,14 @@ class _Members:
         finally:
             self.holding.remove(member)
             self._slots.release()
+        # The group is lost already; the members that still run would only take slots.
         if not succeeded and self._rollout.incomplete_group == "drop":
             tasks.cancel_scope.cancel()
 
     async def _attempts(self, member: int) -> bool:
         for attempt in range(self._rollout.episode_retries + 1):
             trajectory = await run_recorded(self._run, self._task, episode_id=f"{self._index}.{member}.{attempt}")
+            # A record that is written before the scoring would hold a reward that nobody trains on.
             if trajectory.failure is None and self._reports_later:
                 self._unreported.add(member)
             else:
@@ -267,6 +273,7 @@ async def _score_once(
                     async with task_group():  # raises the error of a task group of the workflow by itself
                         values = await workflow.score_group(task, episodes)
             scores = _checked(values, len(episodes), where)
+            # A scorer that caught the fault of its environment has compared what it could not measure.
             if faults:
                 raise next(iter(faults.values()))
     except RUN_ENDING:

@@ -109,7 +109,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 class PolicyModel:
-    """The trained model: float32 weights, of which a bfloat16 pass uses copies, or an adapter on a frozen base."""
+    """The trained model: float32 weights, copied for a bfloat16 pass, or an adapter on a frozen base."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class PolicyModel:
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """The tensors that training changes by name: all of `parameters`, some of them, or those of the adapter."""
+        """The trained tensors by name: all of `parameters`, some of them, or the adapter's."""
         return {name: tensor for name, tensor in self.module.named_parameters() if tensor.requires_grad}
 
     @property
@@ -358,11 +358,11 @@ class PolicyModel:
         return revert_weight_conversion(self.module, tensors)
 
     def read(self, weights: Mapping[str, StoredTensor], where: Path) -> None:
-        """Replace the weights by a checkpoint's, of which each rank reads its parts; a ConfigError changes nothing."""
+        """Load the weights of a checkpoint; each rank reads its own parts. A ConfigError changes nothing."""
         read_weights(self.module, self._conversions, weights, where)
 
     def restore(self, weights: Mapping[str, StoredTensor], where: Path) -> None:
-        """Replace what is trained by a checkpoint's, of which each rank reads its parts; a ConfigError changes nothing."""
+        """Load the trained tensors of a checkpoint; each rank reads its own parts. A ConfigError changes nothing."""
         if self.adapter is None:
             if is_adapter(where):
                 raise ConfigError(

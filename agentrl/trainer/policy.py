@@ -231,7 +231,7 @@ class PolicyTrainer:
         self._state = msgspec.structs.replace(self._state, policy_version=version)
 
     def stage(self) -> StagedParts:
-        """Return copies of what this rank writes into a checkpoint; every rank must call it."""
+        """Return copies of this rank's part of a checkpoint; every rank must call it."""
         optimizer = stage_parts(self.optimizer_tensors(), self.model.ranks)
         if self.model.adapter is not None:
             return stage_adapter(self.model, self.model.adapter, optimizer)

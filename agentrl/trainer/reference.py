@@ -1,4 +1,4 @@
-"""A frozen policy beside the one that is trained: the weights that the run began with, or those of a past version.
+"""The reference policy: frozen weights, from the start of the run or from a past version.
 
 Invariant: it changes only between batches, and to exactly the weights of the policy at that moment. It is split over ranks
 like the policy.

@@ -71,7 +71,7 @@ class TrainerCost:
     measured_gpus: int = 1
     """GPUs of the trainer whose costs these are."""
     gpus_per_sample: int = 1
-    """GPUs that work together on one sample: those of tensor and context parallelism."""
+    """GPUs that work together on one sample, by tensor and context parallelism."""
 
     def train_s(self, tokens: int, longest: int, gpus: int) -> float:
         """Return the seconds of a step of `tokens` in all; only `gpus_per_sample` GPUs share the `longest` sample."""

@@ -470,7 +470,7 @@ def _tool_message(identity: str, content: str) -> ChatCompletionToolMessageParam
 
 
 def _result_text(content: Sequence[Any], structured: object) -> str:
-    """Return what a model can read of a result; parts that are not text are named."""
+    """Return a result as text for a model; parts of other kinds are named."""
     parts: list[str] = []
     for part in content:
         text = getattr(part, "text", None) or getattr(getattr(part, "resource", None), "text", None)

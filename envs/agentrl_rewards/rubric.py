@@ -1,4 +1,4 @@
-"""A reward of several weighted parts, each of which is a metric.
+"""A reward of several weighted parts; each part is a metric.
 
 Invariant: with a part that raises or returns no finite number, there is no reward.
 """

@@ -346,6 +346,7 @@ def test_group_advantages_are_immutable() -> None:
         result.zero_variance = False  # pyright: ignore[reportAttributeAccessIssue]  # the point of the test
 
 
+@pytest.mark.starts
 def test_only_the_objective_and_the_figures_of_a_loss_import_torch() -> None:
     names = [module.name for module in pkgutil.walk_packages(agentrl.algo.__path__, "agentrl.algo.")]
     light = [name for name in names if name not in ("agentrl.algo.objective", "agentrl.algo.loss_metrics")]

@@ -97,6 +97,7 @@ def test_a_run_lists_what_it_gives_and_on_demand_all() -> None:
     assert "trainer.betas" in every
 
 
+@pytest.mark.starts
 def test_the_commands_print_to_a_reader_that_stops_early(capsys: pytest.CaptureFixture[str]) -> None:
     assert status_here("explain", "trainer.lr") == 0
     assert capsys.readouterr().out.splitlines()[0] == "trainer.lr"

@@ -49,7 +49,8 @@ def test_tasks_that_cannot_be_sent_are_refused_before_a_run_starts(runner: str) 
                 check_tasks_travel(run, sets)
 
 
-@pytest.mark.external
+@pytest.mark.starts
+@pytest.mark.long
 def test_a_run_with_workers_trains_and_evaluates(tmp_path: Path, checkpoint: Path) -> None:
     write_run(
         tmp_path,

@@ -197,7 +197,7 @@ async def test_a_model_call_enters_the_files_of_its_budget(
     check("call", recorder.files)
 
 
-@pytest.mark.processes
+@pytest.mark.starts
 async def test_a_weight_update_enters_the_files_of_its_budget(
     servers: InferenceConfig, checkpoint: Path, renderer: Renderer, tmp_path: Path, recordings: Path
 ):
@@ -222,7 +222,7 @@ async def test_a_weight_update_enters_the_files_of_its_budget(
     check("update", files)
 
 
-@pytest.mark.processes
+@pytest.mark.starts
 async def test_a_group_enters_the_files_of_its_budget_on_its_way_to_the_loss(
     checkpoint: Path, renderer: Renderer, script: Script, tmp_path: Path, recordings: Path
 ):
@@ -260,7 +260,7 @@ async def answer(task, client):
 """
 
 
-@pytest.mark.processes
+@pytest.mark.starts
 def test_a_start_enters_the_files_of_its_budget(
     servers: InferenceConfig, checkpoint: Path, tmp_path: Path, recordings: Path
 ):
@@ -310,7 +310,7 @@ async def test_a_call_through_a_door_enters_the_files_of_its_budget(
     check("door", recorder.files)
 
 
-@pytest.mark.processes
+@pytest.mark.starts
 async def test_a_terminal_episode_enters_the_files_of_its_budget(tmp_path: Path):
     """Two commands in bubblewrap, judged by the task's tests; the second episode of a task."""
     task = write_problem(tmp_path, "count-lines")

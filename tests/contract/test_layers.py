@@ -26,7 +26,7 @@ NAMING = {
 """Files with names of companions; the last three only compare them, with a run file's words or with frames."""
 
 
-@pytest.mark.processes
+@pytest.mark.starts
 def test_the_import_layers_hold() -> None:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)

@@ -24,7 +24,7 @@ from tests.online.harness import KEYS, online_run
 from tests.support.cli import END_S
 from tests.support.doors import until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.starts, pytest.mark.anyio]
 
 
 @pytest.fixture

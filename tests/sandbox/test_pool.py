@@ -17,6 +17,8 @@ from agentrl_sandbox.base import BoxSandbox
 from agentrl_sandbox.unsafe import open_unsafe_process
 from tests.support.leftovers import processes_with
 
+pytestmark = pytest.mark.starts
+
 
 async def test_a_pool_runs_as_many_at_a_time_as_it_may_and_counts_the_wait(sandbox: BoxSandbox) -> None:
     pool = SandboxPool(sandbox, max_running=2)

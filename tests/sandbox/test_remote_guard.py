@@ -21,6 +21,8 @@ from agentrl_sandbox.remote import open_remote
 from agentrl_sandbox.types import Limits, Program, python_program
 from tests.support.hosts import serving_sandbox
 
+pytestmark = pytest.mark.starts
+
 PROGRAM = {"argv": ["true"]}
 JSON = {"Content-Type": "application/json"}
 

@@ -17,6 +17,8 @@ from agentrl.env import watch_faults
 from agentrl.errors import EnvironmentFault
 from tests.support import process_tools
 
+pytestmark = pytest.mark.starts
+
 PATIENCE_S = 60
 
 

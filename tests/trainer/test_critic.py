@@ -25,6 +25,8 @@ from tests.support.ranks import on_ranks
 from tests.trainer.helpers import load_plain, random_batch, save_checkpoint, state_bytes, with_targets
 from tests.trainer.parallel.steps import assert_same, make_trainer, outcome_of
 
+pytestmark = pytest.mark.starts
+
 GAE: dict[str, Any] = {"advantage": "token_gae", "terms": [{"value": {"clip": 0.2}}]}
 KINDS = ("head", "trunk", "own")
 

@@ -24,6 +24,8 @@ from agentrl.trainer.worker.client import RemoteTrainer
 from agentrl.trainer.worker.ranks import TrainerRanks
 from tests.support.processes import until_ended
 
+pytestmark = pytest.mark.starts
+
 _SILENT = "import sys; sys.stdin.buffer.read()"
 _BEATS = f"import sys, time; out = sys.stdout.buffer\nwhile True: out.write({EMPTY_FRAME!r}); out.flush(); time.sleep(0.01)"
 _LONG = 3600.0

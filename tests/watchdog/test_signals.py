@@ -26,6 +26,8 @@ from tests.support.cli import (
     write_run,
 )
 
+pytestmark = pytest.mark.starts
+
 BLOCKING = """
 import sys, time
 
@@ -266,7 +268,7 @@ async def solve(task, client):
 """
 
 
-@pytest.mark.external
+@pytest.mark.long
 def test_a_thread_that_never_returns_keeps_no_command_alive(tmp_path: Path, checkpoint: Path) -> None:
     write_run(tmp_path, checkpoint)
     (tmp_path / "my_agent.py").write_text(THREADS)

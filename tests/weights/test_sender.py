@@ -19,6 +19,8 @@ from agentrl.weights.tensors import RawTensor
 from agentrl.weights.types import GroupAddress, GroupRequest, Manifest
 from tests.weights.receivers import PATIENCE, Receiver
 
+pytestmark = pytest.mark.starts
+
 MakeSender = Callable[..., WeightSender]
 
 # A peer as torch's own helper makes it, with the store prefixed by the group's name first, as SGLang does.

@@ -25,7 +25,7 @@ class NamedAdapter(NamedTuple):
     """Version of the weights below it, which the server reports for every token."""
 
     def labelled(self, reply: GenerateReply, url: str) -> GenerateReply:
-        """Return `reply` with the version of the adapter in place of that of the weights below it."""
+        """Return `reply` with the version of the adapter; the server reports the version of the base weights."""
         if others := {span.version for span in reply.spans} - {self.base}:
             raise ServerUnavailable(
                 f"{url}: answered with weights of version {min(others)} below the adapter {self.name}, which was loaded on "

@@ -29,7 +29,7 @@ _OURS = "agentrl-v"
 
 
 class AdapterReceiver(Protocol):
-    """The part of a server that takes adapters, as the pool uses it."""
+    """The adapter calls of a server, as the pool makes them."""
 
     async def load(self, publication: Publication) -> None:
         """Have the server read a published adapter; calls do not name it yet."""
@@ -172,6 +172,6 @@ class _AdapterDigests(msgspec.Struct):
 
 
 def _version_in(name: str) -> tuple[int, str]:
-    """Return a key that sorts agentrl's names by their version, those of others first."""
+    """Return a key that sorts agentrl's adapters by version, behind the adapters of other programs."""
     number = name.removeprefix(_OURS).partition("-")[0]
     return (int(number) if name.startswith(_OURS) and number.isdecimal() else -1, name)

@@ -172,7 +172,7 @@ class SGLangServer:
         control_timeout_s: float = 60.0,
         max_adapter_lag: int | None = None,
     ) -> None:
-        """Remember where the server is; `connect` talks to it first. The deadlines are those of one call.
+        """Remember the server's address; `connect` makes the first request. Each deadline bounds one call.
 
         `max_adapter_lag`: versions that the LoRA adapter of a running call may be behind the newest; None: any number.
         """
@@ -180,9 +180,9 @@ class SGLangServer:
         self._control = Control(self._transport, timeout_s=control_timeout_s)
         self._calls = ServerCalls(self._transport, vocab_size=vocab_size, timeout_s=request_timeout_s)
         self.generate = self._calls.generate
-        """Return the completion of a request; errors and cancellation are those of `ServerCalls.generate`."""
+        """Return the completion of a request; raises as `ServerCalls.generate`."""
         self.stream = self._calls.stream
-        """Yield the completion of a request as it is sampled; errors and cancellation are those of `ServerCalls.stream`."""
+        """Yield the completion of a request as it is sampled; raises as `ServerCalls.stream`."""
         self._info: ServerInfo | None = None
         self.groups: Receiver = GroupCalls(self._control, lambda: self.info, flush=self._flush, has=self._has)
         """Its part in taking weights from the trainer's memory."""
@@ -277,7 +277,7 @@ class SGLangServer:
             await self._calls.give_up(request_id)
 
     async def end_session(self, episode_id: str) -> None:
-        """Tell the server that an episode has ended, so that it may evict what it cached for it."""
+        """Tell the server that an episode has ended; the server may then evict the episode's cache."""
         session = self._calls.sessions.of(episode_id)
         if session:
             body = orjson.dumps({"session_id": session})

@@ -36,7 +36,7 @@ class HeldWeights:
     snapshot: bool
     """Whether they stay as they are when the trainer steps."""
     documents: Mapping[str, bytes] | None = None
-    """Of an adapter, whose matrices `tensors` are by PEFT's names: the files that describe it."""
+    """Settings files of an adapter, whose matrices are in `tensors` by PEFT's names; None: whole weights."""
     manifest: Manifest | None = None
     """Of the first sending, for those after it."""
 
@@ -52,7 +52,7 @@ class OutgoingWeights:
 
     @property
     def must_not_change(self) -> bool:
-        """Whether weights are being sent of which there is no snapshot."""
+        """Whether weights without a snapshot are being sent."""
         held = self._to_send
         return held is not None and not held.snapshot and self._sender.sending
 
@@ -63,7 +63,7 @@ class OutgoingWeights:
             self._to_send = held
 
     def forget(self, dtype: str | None) -> None:
-        """Forget what is held to be sent, or, for None, to be written; its memory is free when no sending uses it."""
+        """Forget the weights to be sent or, for None, to be written; their memory is free once no sending uses them."""
         if dtype is None:
             self._to_write = None
         else:

@@ -117,7 +117,7 @@ def _serve_checkpoint(
 def _openai_routes(
     model: Path, name: str, template_options: Mapping[str, bool | int | str], sampling: SamplingConfig, console: Console
 ) -> AddRoutes | None:
-    """Return what adds the OpenAI API; None for a checkpoint without a tokenizer or chat template, with a note why."""
+    """Return the function that adds the routes under /v1; None, and a warning, for a checkpoint without a chat template."""
     try:
         renderer = Renderer.load(model, template_options=template_options, tool_format=sampling.tool_format)
     except ConfigError as error:

@@ -103,7 +103,7 @@ class RunData:
 
     @property
     def name(self) -> str:
-        """The name of what the reader asked for."""
+        """The name of the run's directory."""
         return self.source.resolve().name
 
     def metrics(self, place: Place) -> bytes:

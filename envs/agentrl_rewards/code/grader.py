@@ -66,7 +66,7 @@ class CodeGrade:
     def feedback(self) -> str:
         """Return lines for the policy to read: how many tests passed, and the outcome of the others.
 
-        They hold nothing that a submission can choose by the arguments of a hidden test.
+        Feedback never repeats text that a hidden test passed in.
         """
         passed = sum(case.passed for case in self.cases)
         kinds = {case.error for case in self.cases}

@@ -1,4 +1,4 @@
-"""The turn to start an environment: a start costs far more than an environment that runs, so fewer of them may at a time."""
+"""Limits concurrent starts of environments, since a start costs far more than a running environment."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class BubblewrapWorkbench:
         self._layers.append(kept)
 
     async def changed(self) -> list[str]:
-        """Return the absolute paths of what stands at the top of the newest layer."""
+        """Return the absolute paths at the top of the newest layer."""
         return await self._in_thread(partial(top_of_layer, self._memory.outside / self._layers[-1]))
 
     async def read(self, path: str, *, max_bytes: int = 65_536) -> bytes:

@@ -36,6 +36,8 @@ from tests.support.scripted import all_serving, pool_of, request, seen
 from tests.support.tiny import build_tokenizer
 from tests.trainer.helpers import random_batch
 
+pytestmark = pytest.mark.starts
+
 PATIENCE_S = 120.0
 
 
@@ -296,7 +298,7 @@ async def _a_server_that_returns_during_a_step_gets_the_present_version(
     assert (await pool.generate(request(max_new_tokens=3))).spans[0].version == pool.policy_version
 
 
-@pytest.mark.external
+@pytest.mark.long
 @pytest.mark.parametrize("dp", [1, 2])
 async def test_files_and_a_snapshot_of_any_number_of_ranks_bring_a_server_back_during_a_step(
     checkpoints: list[Path], tmp_path: Path, dp: int

@@ -1,6 +1,6 @@
 """OpenAI's Responses as a dialect: items in, items out.
 
-Invariant: the output of a response, whole or streamed, reads back as the recorded message (`response_items`).
+Invariant: the output of a response, whole or streamed, reads back as the recorded message (`reading.ItemReader`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from typing import Final, cast
 
 from agentrl.client.backend import Answer
 from agentrl.servers.http.errors import json_bytes, openai_error
-from agentrl_doors.gateway.body import CallRefused
 from agentrl_doors.gateway.dialect import Caller, DialectCall
 from agentrl_doors.gateway.dialects.answers import created_now
 from agentrl_doors.gateway.dialects.callers import responses_caller
-from agentrl_doors.gateway.dialects.response_events import ResponseEvents
-from agentrl_doors.gateway.dialects.response_items import ItemReader, resolved_input
-from agentrl_doors.gateway.dialects.response_output import ended, output_items, response_body, response_id
-from agentrl_doors.gateway.dialects.response_tools import read_tool_choice, read_tools
+from agentrl_doors.gateway.dialects.responses.reading import ItemReader, read_tool_choice, read_tools, resolved_input
+from agentrl_doors.gateway.dialects.responses.writing import (
+    ResponseEvents,
+    ended,
+    output_items,
+    response_body,
+    response_id,
+)
 from agentrl_doors.gateway.fields import Fields, read_object
 from agentrl_doors.gateway.items import Item, ItemStore
+from agentrl_doors.gateway.refusals import CallRefused
 
 _SILENT: Final = (
     *("user", "metadata", "client_metadata", "store", "service_tier", "safety_identifier", "stream_options"),

@@ -14,28 +14,26 @@ import orjson
 from aiohttp import web
 
 from agentrl.servers.http.errors import decode_body, json_reply
-from agentrl.servers.listening import Connections, guard, listening, sent_key
-from agentrl_doors.gateway.body import CallRefused
+from agentrl.servers.listening import Connections, listening, sent_key
 from agentrl_doors.gateway.dialect import Dialect, DialectCall
+from agentrl_doors.gateway.dialects import COUNT_ROUTE, dialect_of
 from agentrl_doors.gateway.items import ItemStore
-from agentrl_doors.gateway.sessions.dialects import COUNT_ROUTE, dialect_of_path
+from agentrl_doors.gateway.refusals import CallRefused
 from agentrl_doors.gateway.sessions.server import (
-    RequestPlace,
+    Place,
     answer_call,
     answer_other,
-    errors_in_dialect,
+    app_of,
     place_of,
     requester_of,
     retry_mark,
-    turn_away,
 )
 from agentrl_doors.online.client_keys import ClientKey, KeyRing
-from agentrl_doors.online.conversations import OnlineConversation, checked_name, conversation_name
-from agentrl_doors.online.traffic import GivenFeedback, Traffic
+from agentrl_doors.online.conversations import Conversation, check_name, name_of
+from agentrl_doors.online.traffic import Feedback, Traffic
 
 CONVERSATION_HEADER: Final = "x-agentrl-conversation"
 """The id of a conversation, in requests and answers."""
-_MAX_BODY_BYTES: Final = 32 * 2**20
 _FEEDBACK_FIELDS: Final = frozenset({"reward", "response_id", "conversation_id", "final"})
 
 
@@ -47,10 +45,7 @@ class OnlineServer:
 
     def app(self, connections: Connections) -> web.Application:
         """Return the application."""
-        check = guard(self._keys.accepts, connections, turn_away)
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[errors_in_dialect, check])
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        return app
+        return app_of(self._answer, self._keys.accepts, connections)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         place, client = place_of(request), self._keys.client(sent_key(request))
@@ -60,7 +55,7 @@ class OnlineServer:
         client.count_request()
         if place.route == "feedback":
             return await self._feedback(client.name, await request.read())
-        dialect = dialect_of_path(place.route)
+        dialect = dialect_of(place.route)
         if dialect is None:
             raise CallRefused(
                 f"there is no POST /{place.route:.80} here; there is POST feedback beside the model's", status=404
@@ -72,7 +67,7 @@ class OnlineServer:
             return await self._model_call(request, client, place, dialect)
 
     async def _model_call(
-        self, request: web.Request, client: ClientKey, place: RequestPlace, dialect: Dialect
+        self, request: web.Request, client: ClientKey, place: Place, dialect: Dialect
     ) -> web.StreamResponse:
         conversation, call = self._conversation(request, client.name, place, dialect, await request.read())
         session = conversation.session
@@ -85,30 +80,32 @@ class OnlineServer:
             self._traffic.abandon(conversation)
 
     def _conversation(
-        self, request: web.Request, client: str, place: RequestPlace, dialect: Dialect, body: bytes
-    ) -> tuple[OnlineConversation, DialectCall]:
+        self, request: web.Request, client: str, place: Place, dialect: Dialect, body: bytes
+    ) -> tuple[Conversation, DialectCall]:
         """Return the conversation of a request, perhaps a new one, and its call."""
-        open_ones, fields = self._traffic.conversations, _fields_of(body)
-        name = conversation_name(place.secret, request.headers.get(CONVERSATION_HEADER), fields)
+        conversations, fields = self._traffic.conversations, _fields_of(body)
+        name = name_of(place.secret, request.headers.get(CONVERSATION_HEADER), fields)
         previous = fields.get("previous_response_id")
-        found = None if name is None else open_ones.named(client, name)
+        found = None if name is None else conversations.named(client, name)
         if found is None and isinstance(previous, str):
-            found = open_ones.of_response(client, previous)
+            found = conversations.of_response(client, previous)
         session = None if found is None else found.session
         call = dialect.read(body, ItemStore() if session is None else session.store)
         if found is not None and session is not None:
             return found, call
         if name is None:
-            found = self._repeated(request, client, place, dialect, call, body) or open_ones.continued(client, call.messages)
+            found = self._repeated(request, client, place, dialect, call, body) or conversations.continued(
+                client, call.messages
+            )
             if found is not None and found.session is not None:
                 return found, call
         conversation = self._traffic.open(client, name)
-        open_ones.remember_opening(conversation, body)
+        conversations.remember_opening(conversation, body)
         return conversation, call
 
     def _repeated(
-        self, request: web.Request, client: str, place: RequestPlace, dialect: Dialect, call: DialectCall, body: bytes
-    ) -> OnlineConversation | None:
+        self, request: web.Request, client: str, place: Place, dialect: Dialect, call: DialectCall, body: bytes
+    ) -> Conversation | None:
         """Return the conversation whose first request this one makes again, by its mark.
 
         Without the mark, or after the answer arrived, it may be that of another user who says the same.
@@ -122,10 +119,10 @@ class OnlineServer:
     async def _feedback(self, client: str, body: bytes) -> web.Response:
         fields = decode_body(body, dict[str, object])
         feedback, identity = _read_feedback(fields)
-        open_ones = self._traffic.conversations
-        by_id = open_ones.of_response if feedback.response_id is not None else open_ones.named
+        conversations = self._traffic.conversations
+        by_id = conversations.of_response if feedback.response_id is not None else conversations.named
         conversation = by_id(client, identity)
-        if conversation is None and open_ones.has_ended(client, identity):
+        if conversation is None and conversations.has_ended(client, identity):
             raise CallRefused(
                 "the conversation has ended, by its final feedback or because nobody used it; no feedback is taken any more",
                 status=409,
@@ -157,7 +154,7 @@ def _fields_of(body: bytes) -> Mapping[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _read_feedback(fields: Mapping[str, object]) -> tuple[GivenFeedback, str]:
+def _read_feedback(fields: Mapping[str, object]) -> tuple[Feedback, str]:
     """Return a feedback, and the id that it is for.
 
     Raises:
@@ -175,7 +172,7 @@ def _read_feedback(fields: Mapping[str, object]) -> tuple[GivenFeedback, str]:
     if not isinstance(is_final, bool) or (response is None and not is_final):
         raise CallRefused('"final" is true or false; the reward of a conversation is always final, so give a response_id')
     if response is None:
-        return GivenFeedback(value=fields["reward"], response_id=None, is_final=True), checked_name(conversation)
+        return Feedback(value=fields["reward"], response_id=None, is_final=True), check_name(conversation)
     if not isinstance(response, str):
         raise CallRefused(f"response_id is the id of an answer, as text; got {response!r:.80}")
-    return GivenFeedback(value=fields["reward"], response_id=response, is_final=is_final), response
+    return Feedback(value=fields["reward"], response_id=response, is_final=is_final), response

@@ -117,9 +117,9 @@ def _place_problem(source: SourceConfig) -> str | None:
 
 
 def _several_problem(tasks: TasksConfig) -> str | None:
-    given = [name for name in SourceConfig.model_fields if name in tasks.model_fields_set and getattr(tasks, name)]
-    if given:
-        return f"sources replaces {', '.join(given)}, which each source has of its own; move them there"
+    moved_fields = [name for name in SourceConfig.model_fields if name in tasks.model_fields_set and getattr(tasks, name)]
+    if moved_fields:
+        return f"sources replaces {', '.join(moved_fields)}, which each source has of its own; move them there"
     if tasks.eval_path is not None or tasks.eval_factory_args is not None:
         return "with sources, set eval, such as eval: {path: held_out.jsonl}, instead of eval_path and eval_factory_args"
     return None

@@ -145,10 +145,10 @@ def open_source(config: SourceConfig, field: str, *, path_field: str | None = No
 
 def find_function(name: str, field: str) -> Callable[..., object]:
     """Return the function or class that a field names as `module:name`; the module may be in the current directory."""
-    found = import_user_object(name, field)
-    if not callable(found):
+    function = import_user_object(name, field)
+    if not callable(function):
         raise ConfigError(f"{field}: {name} is not callable")
-    return found
+    return function
 
 
 def never_ends(config: SourceConfig) -> bool:
@@ -156,11 +156,11 @@ def never_ends(config: SourceConfig) -> bool:
     if config.factory is None or config.limit is not None:
         return False
     try:
-        found = find_function(config.factory, "tasks.factory")
+        factory = find_function(config.factory, "tasks.factory")
     except ConfigError:
         return False
-    made = found if inspect.isclass(found) else inspect.signature(found, eval_str=True).return_annotation
-    return inspect.isgeneratorfunction(found) or (inspect.isclass(made) and hasattr(made, "task"))
+    kind = factory if inspect.isclass(factory) else inspect.signature(factory, eval_str=True).return_annotation
+    return inspect.isgeneratorfunction(factory) or (inspect.isclass(kind) and hasattr(kind, "task"))
 
 
 def _open_file(config: SourceConfig, field: str, path_field: str) -> Iterable[Task]:
@@ -182,9 +182,9 @@ def _file_records(path: str) -> Iterator[DataRecord | Task]:
     for file, label in find_files(path):
         for row in read_rows(file):
             name = f"{label}-{row.number}" if label else str(row.number)
-            given = given_task(row.fields)
-            if given is not None:
-                yield given
+            task = given_task(row.fields)
+            if task is not None:
+                yield task
             else:
                 yield DataRecord(row.fields, place=row.place, name=task_id(row.fields, name))
 

@@ -399,13 +399,13 @@ class ExtensionRenderer:
         plain = renderer.plain(messages, self._reasoning(match, messages))
         whole = renderer.render_text(plain, tools, generation_prompt=True)
         length = self._recorded.index.lengths[turn]
-        asked = renderer.render_text(plain[: length - 1], tools, generation_prompt=True)
+        prompt = renderer.render_text(plain[: length - 1], tools, generation_prompt=True)
         answered = renderer.render_text(plain[:length], tools, generation_prompt=False)
         recorded = renderer.decode(self._contexts.path_ids(turn), skip_special=False)
-        if (whole.startswith(asked) and whole.startswith(answered)) or whole.startswith(recorded):
+        if (whole.startswith(prompt) and whole.startswith(answered)) or whole.startswith(recorded):
             return None
         bare = _THINKING.sub("", whole)
-        if bare.startswith(_THINKING.sub("", asked)) and bare.startswith(_THINKING.sub("", answered)):
+        if bare.startswith(_THINKING.sub("", prompt)) and bare.startswith(_THINKING.sub("", answered)):
             return ForkReason.THINKING_STRIPPED
         return ForkReason.TEMPLATE_CHANGED
 

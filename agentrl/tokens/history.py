@@ -245,8 +245,8 @@ class TurnIndex:
             return
         key, turn = message_key(shown).digest, len(self.lengths) - 1
         end = next_prefix(match.request.prefixes[-1], key)
-        found = self._turns_by_prefix.get(end, ())
-        self._turns_by_prefix[end] = found if turn in found else (*found, turn)
+        turns = self._turns_by_prefix.get(end, ())
+        self._turns_by_prefix[end] = turns if turn in turns else (*turns, turn)
         self._turns_by_output.setdefault(key, turn)
 
     def turn_of_output(self, message: Message) -> int | None:
@@ -263,8 +263,8 @@ class TurnIndex:
     def _has_reasoning(self, turn: int | None, reasoning: Mapping[int, str]) -> bool:
         """Return whether the reasoning of a request, where it has any, is that of the turn and the turns above it."""
         while reasoning and turn is not None:
-            given = reasoning.get(self.lengths[turn] - 1)
-            if given is not None and given.strip() != (self._turns[turn].message.get("reasoning_content") or "").strip():
+            sent = reasoning.get(self.lengths[turn] - 1)
+            if sent is not None and sent.strip() != (self._turns[turn].message.get("reasoning_content") or "").strip():
                 return False
             turn = self._turns[turn].parent
         return True

@@ -123,8 +123,8 @@ class SearchAgent(RolloutWorkflow):
 
 
 def _right_answers(task: Task) -> list[str]:
-    given = task["answer"]
-    return [str(each) for each in given] if isinstance(given, (list, tuple)) else [str(given)]
+    answer = task["answer"]
+    return [str(each) for each in answer] if isinstance(answer, (list, tuple)) else [str(answer)]
 
 
 def _is_right(answer: str | None, right: str) -> bool:

@@ -131,7 +131,7 @@ class Core:
         """Queue a request, which `adapter` computes."""
         if request.rid in self.live:
             raise RequestRejected(f"duplicate request id {request.rid!r}: it is still being served", status=400)
-        given = request.sampling.seed
+        seed = request.sampling.seed
         sequence = make_sequence(
             request,
             sink,
@@ -139,7 +139,7 @@ class Core:
             max_context=self.cache.max_context,
             codec=self._codec,
             eos_ids=self._eos_ids,
-            seed=mix_seed(given) if given is not None else int(self._random.integers(1 << 63)),
+            seed=mix_seed(seed) if seed is not None else int(self._random.integers(1 << 63)),
             adapter=adapter,
         )
         if adapter is not None:

@@ -1,9 +1,9 @@
 """The HTTP server: SGLang's native protocol over an `InferenceEngine`, as an aiohttp application.
 
 Invariant: the server answers each accepted call once. With a key set it answers no call without the key; without one it
-answers no call that a web page could have sent. The modules
-`generate`, `control` and `adapter_routes` define the routes. One conformance suite (tests/conformance) runs against this server and
-against a real SGLang; `servers.embedded.faults` lists the differences and their reasons.
+answers no call that a web page could have sent. The modules `generate`, `control` and `adapter_routes` define the routes.
+One conformance suite (tests/conformance) runs against this server and against a real SGLang; `servers.embedded.faults`
+lists the differences and their reasons.
 """
 
 from __future__ import annotations

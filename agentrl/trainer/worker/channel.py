@@ -96,8 +96,8 @@ class TrainerChannel:
         """Hold the weights as `version` for the length of the block, or, in a snapshot, until the next call.
 
         The weights that `hold` took as that version are used; without a snapshot the trainer must not have changed them
-        since. With `again`, the present weights must have been held as `version` before. With `shield`, a cancelled caller waits for the
-        reply.
+        since. With `again`, the present weights must have been held as `version` before. With `shield`, a cancelled caller
+        waits for the reply.
 
         Raises:
             UpdatePending: `again` is set or `hold` was called, and the trainer is in a step or has stepped since.

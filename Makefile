@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 SEED ?= 0
 # The number of processes in which `make test` and `make test-envs` run tests.
 JOBS ?= 2
-STAMP := $(VENV)/.ready
+# Makes environments: what clones share stands in $AGENTRL_VENVS, by default in the user's cache.
+ENVIRONMENTS := $(PYTHON) scripts/environments.py
 # The address and the model of `make sglang`. It ignores HOST in the environment, which some shells set.
 HOST = 127.0.0.1
 PORT = 30000
@@ -14,26 +15,31 @@ MODEL =
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-# The tests that need nothing more than `make setup` and bubblewrap, as in pyproject.toml.
-HERE := not sglang and not chaos and not external and not frameworks and not clients and not ray and not gpu
+# The tests that need an installation of their own, which other targets run.
+ELSEWHERE := not sglang and not chaos and not frameworks and not clients and not ray and not gpu
+# The tests of `make test`, as in pyproject.toml.
+HERE := not long and not nightly and not external and $(ELSEWHERE)
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
-# Cells of the matrices that `make chaos`, `make test-envs` and `make test-sglang` run: all, or short.
+# What `make chaos`, `make test-envs` and `make test-sglang` run: all, or short, which leaves out what is `nightly`.
 CELLS ?= all
+SHORT := $(if $(filter short,$(CELLS)), and not nightly)
+# The package whose tests `make lane` runs, and what each needs beside `.venv`.
+PACKAGE = agentrl_envs
+NEEDS_agentrl_doors := clients-install
+NEEDS_agentrl_envs := envs-install browser-install
+NEEDS_agentrl_sandbox := containers-install
+NEEDS_agentrl_viewer := browser-install
 
-.PHONY: setup sandbox-install containers-install browser-install envs-install frameworks-install clients-install demo demo-code demo-distributed demo-lora demo-math demo-ray demo-sglang demo-terminal smoke test test-fast test-processes test-envs test-frameworks test-clients test-gpu test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
+.PHONY: setup sandbox-install containers-install browser-install envs-install frameworks-install clients-install demo demo-code demo-distributed demo-lora demo-math demo-ray demo-sglang demo-terminal smoke test test-fast test-starts test-marks test-core lane lane-install test-all test-conformance test-envs test-frameworks test-clients test-gpu test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 12
 
-$(STAMP): pyproject.toml constraints.txt
+setup:  ## create .venv and install agentrl with its development tools
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "agentrl needs Python 3.11 or newer; '$(PYTHON)' is older. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
-	@touch $@
-
-setup: $(STAMP)  ## create .venv and install agentrl with its development tools
+	@$(ENVIRONMENTS) main
 
 demo: setup  ## train the bundled calculator agent on this machine's CPU and plot its learning curve (SEED=1 for another seed)
 	$(BIN)/python -m agentrl_workflows.calculator.demo --seed $(SEED)
@@ -51,7 +57,7 @@ demo-distributed: setup  ## run the demo with two trainer processes and two serv
 	$(BIN)/python -m agentrl_workflows.calculator.demo --seed $(SEED) --name demo-distributed --trainer.parallel.dp 2 --inference.servers 2
 
 demo-ray: setup  ## run the demo on a Ray cluster of three nodes on this machine, one of which is killed; Ray is installed first
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[ray]'
+	@$(ENVIRONMENTS) ray
 	$(BIN)/python -m agentrl_workflows.calculator.ray_demo --seed $(SEED)
 
 demo-code: setup sandbox-install  ## train the bundled code agent, whose programs run in the sandbox against hidden tests (SEED=1)
@@ -63,35 +69,54 @@ demo-terminal: setup sandbox-install  ## train the terminal agent on Harbor task
 smoke: setup  ## run the demo's smallest variant, in under a minute
 	$(BIN)/python -m agentrl_workflows.calculator.demo --smoke --seed $(SEED)
 
-test: setup sandbox-install  ## run all tests that need no real SGLang, in JOBS=2 processes: test-fast and test-processes
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
+test: setup sandbox-install  ## run the tests that need nothing more and no minutes, in JOBS=2 processes: test-fast and test-starts
+	$(PYTEST)
 
 test-fast: setup  ## run the tests that start no process
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "not processes and $(HERE)"
+	$(PYTEST) -m "not starts and $(HERE)"
 
-test-processes: setup sandbox-install  ## run the tests that start processes
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m "processes and $(HERE)"
+test-starts: setup sandbox-install  ## run the tests that start processes
+	$(PYTEST) -m "starts and $(HERE)"
 
-test-envs: setup envs-install browser-install containers-install  ## run the tests of environments that need large packages or servers, which are installed first
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser,minigrid,reasoning,tables,textarena,trackers]' atif datasets mcp-server-time
-	$(BIN)/python -m pytest -m "external$(if $(filter short,$(CELLS)), and not long)" --numprocesses $(JOBS) --dist worksteal tests
+test-marks: setup  ## run all tests without starting a process, and find marks `starts` without a need
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --refuse-starts -m "not external and $(ELSEWHERE)"
+
+test-core: setup sandbox-install  ## run the tests of the core, without those of companions
+	$(PYTEST) $$($(PYTHON) -m scripts.lanes agentrl)
+
+lane-install: setup sandbox-install $(NEEDS_$(PACKAGE))
+	@$(ENVIRONMENTS) external
+
+lane: lane-install  ## run all tests of PACKAGE=agentrl_envs, with those that need large packages, which are installed first
+	$(PYTEST) -m "not nightly and $(ELSEWHERE)" $$($(PYTHON) -m scripts.lanes $(PACKAGE))
+	$(if $(filter agentrl_doors,$(PACKAGE)),$(MAKE) test-clients)
+
+test-all: setup  ## run everything: all targets of tests but test-gpu, with what is `nightly`
+	for target in test test-envs test-clients test-frameworks test-sglang test-ray chaos; do $(MAKE) $$target CELLS=all || exit 1; done
+
+test-envs: setup sandbox-install envs-install browser-install containers-install  ## run the tests that need large packages, servers or minutes, which are installed first
+	@$(ENVIRONMENTS) external
+	$(PYTEST) -m "(external or long or nightly) and $(ELSEWHERE)$(SHORT)" tests
 
 test-frameworks: setup frameworks-install  ## run the agents of other frameworks (examples/frameworks), which are installed first
 	$(BIN)/python -m pytest -m frameworks tests
 
 test-clients: setup clients-install  ## play episodes with real clients (Codex, Claude Code, SDKs), which are installed first; writes their table
-	$(BIN)/python -m pytest -m clients --numprocesses $(JOBS) --dist worksteal tests
+	$(PYTEST) -m clients tests
 	$(BIN)/python -m tests.clients.table
 
 test-gpu: setup  ## run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests
 
 test-ray: setup  ## run the tests of the Ray launcher on a cluster of three nodes on this machine; Ray is installed first
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[ray]'
+	@$(ENVIRONMENTS) ray
 	$(BIN)/python -m pytest -m ray tests
 
 test-sglang: setup sglang-install  ## run the tests that need a real SGLang, which is installed first if it is missing
-	$(BIN)/python -m pytest -m "sglang$(if $(filter short,$(CELLS)), and not long)" tests
+	$(BIN)/python -m pytest -m "sglang$(SHORT)" tests
+
+test-conformance: setup sglang-install  ## run the conformance suite against a real SGLang
+	$(BIN)/python -m pytest -m "sglang and not nightly" tests/conformance
 
 chaos: setup  ## the fault matrix on real processes, 15 minutes; writes docs/reliability.md (CELLS=short: nine cells)
 	$(BIN)/python -m pytest tests/chaos -m "chaos$(if $(filter short,$(CELLS)), and short)" --numprocesses $(JOBS)
@@ -105,7 +130,7 @@ check: setup  ## check style, format, types and import layers
 
 docs: setup  ## run every snippet of the documentation, and build its site into site/
 	$(BIN)/python -m pytest tests/contract/test_docs.py tests/contract/test_site.py
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
+	@$(ENVIRONMENTS) docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The site is in site/index.html; $(BIN)/mkdocs serve shows it with its search"
 
@@ -119,7 +144,7 @@ sglang:  ## serve a model with a real SGLang on this CPU, installed on first use
 	@$(PYTHON) scripts/sglang_serve.py --host "$(HOST)" --port "$(PORT)" --model "$(MODEL)"
 
 sglang-install:  ## install SGLang for CPUs into .sglang-venv (2.8 GB), where agentrl finds it
-	@PYTHON=$(PYTHON) bash scripts/sglang_install.sh
+	@$(ENVIRONMENTS) sglang
 
 browser-install:  ## install Chromium for the browser environment, from the system's packages
 	@bash scripts/chromium_install.sh
@@ -131,13 +156,15 @@ containers-install:  ## install docker, podman and gVisor from the system's pack
 	@bash scripts/containers_install.sh
 
 envs-install:  ## install what the tests of environments run against into .envs-venv (850 MB)
-	@PYTHON=$(PYTHON) bash scripts/envs_install.sh
+	@$(ENVIRONMENTS) envs
 
 frameworks-install:  ## install agent frameworks into .frameworks-venv, for openai 3 and for openai 2
-	@PYTHON=$(PYTHON) bash scripts/frameworks_install.sh
+	@$(ENVIRONMENTS) frameworks
 
 clients-install:  ## install clients of model APIs into .clients-venv and .clients-node (2 GB; needs npm)
-	@PYTHON=$(PYTHON) bash scripts/clients_install.sh
+	@$(ENVIRONMENTS) clients
 
 clean:  ## remove the files that builds and tests leave behind
 	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@echo "The environments of this clone: rm -rf .venv .sglang-venv .envs-venv .frameworks-venv .clients-venv .clients-node"
+	@echo "What all clones share: rm -rf $$($(ENVIRONMENTS) --where)"

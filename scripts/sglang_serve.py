@@ -118,9 +118,7 @@ def main() -> None:
         sys.exit(f"{given.host} can be reached from other machines: export {KEY_VARIABLE}, or leave HOST at 127.0.0.1")
     if given.model and not (Path(given.model) / "config.json").is_file():
         sys.exit(f"MODEL={given.model}: expected a local HF checkpoint (config.json, *.safetensors, tokenizer)")
-    if subprocess.run(
-        ["bash", ROOT / "scripts" / "sglang_install.sh"], env={**os.environ, "PYTHON": sys.executable}
-    ).returncode:
+    if subprocess.run([sys.executable, ROOT / "scripts" / "environments.py", "sglang"]).returncode:
         sys.exit(1)
     model = str(Path(given.model).resolve() if given.model else tiny_model())
     print(f"Serving {model} at {url} in about a minute (Ctrl-C ends it)", flush=True)

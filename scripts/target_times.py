@@ -2,27 +2,27 @@
 
     python -m scripts.target_times
 
-`.ci/run` appends `command,seconds` to `.ci/times.csv` for each command that succeeds. Invariant: of the table between the
-two markers only the last column of measured commands changes; the last measurement of a command counts.
+`.ci/run` writes a line for each target to `build/ci_times.jsonl`. Invariant: of the table between the two markers only the
+last column of measured commands changes.
 """
 
 from __future__ import annotations
 
-import csv
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "CONTRIBUTING.md"
-TIMES = ROOT / ".ci" / "times.csv"
+TIMES = ROOT / "build" / "ci_times.jsonl"
 START, END = "<!-- times -->\n", "<!-- end of times -->\n"
 
 
 def read_times(path: Path) -> dict[str, float]:
     """Return the seconds of each command."""
-    with path.open(newline="") as file:
-        return {command: float(seconds) for command, seconds in csv.reader(file)}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {f"make {line['target']}": float(line["seconds"]) for line in lines}
 
 
 def with_times(page: str, seconds: Mapping[str, float]) -> str:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import signal
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.process_guard import TESTS, ProcessGuard, starts_processes
 from tests.support.tiny import tiny_checkpoint
 
-GUARD = ProcessGuard()
+pytest_plugins = ["tests.support.process_guard"]
 platform.processor()  # asks `uname` once in a process; the openai client does so at its first request
 
 # Two cores are shared by pytest and the servers it starts: one thread each is fastest, and hub access is never wanted.
@@ -46,29 +44,3 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Qwen3 checkpoint, made once per test session; do not write to it."""
     return tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "qwen3")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the modules that start processes."""
-    for item in items:
-        if item.path.is_relative_to(TESTS) and starts_processes(item.path):
-            item.add_marker("processes")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Guard the test with its fixtures, those of its module and session included, where those with the mark are left out."""
-    if "not processes" in item.config.option.markexpr:
-        GUARD.begin(item)
-    try:
-        return (yield)
-    finally:
-        GUARD.end()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown() -> Generator[None, object, object]:
-    """Fail a test that hid the start of a process."""
-    result = yield
-    GUARD.check()
-    return result

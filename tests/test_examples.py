@@ -24,6 +24,8 @@ from agentrl.types import StopReason, Task
 from examples.calculator_agent import CalculatorAgent
 from tests.support.sandboxes import usable_host
 
+pytestmark = pytest.mark.starts
+
 ROOT = Path(__file__).parents[1]
 LADDER = sorted((ROOT / "examples").glob("[0-9]*.py"))
 EXTERNAL = ("05_mcp_tools",)  # imports a package that takes seconds
@@ -99,7 +101,6 @@ def test_a_step_of_the_ladder_runs_offline_and_shows_what_it_says(
     assert SHOWS[path.stem] in capfd.readouterr().out
 
 
-@pytest.mark.processes  # the openai client asks `uname` for its headers
 @pytest.mark.parametrize("path", DIALECTS, ids=lambda path: path.stem)
 def test_an_agent_of_each_dialect_plays_an_episode_on_one_branch(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path), run_name="__main__")

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from agentrl.algo.keeps import returns_differ
+from agentrl.algo.group_slots import returns_differ
 from agentrl.episode.summary import is_success
 from agentrl.types import Group, Task
 

@@ -24,9 +24,9 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
 from agentrl.errors import ConfigError, LaunchError
-from agentrl.folders import make_private
-from agentrl.foreign import visible
 from agentrl.processes.machine import LOOPBACK, free_port
+from agentrl.support.folders import make_private
+from agentrl.support.foreign import visible
 
 HOST_WORD = "{host}"
 """Stands in a command for the address at which others reach the node."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from agentrl.errors import ConfigError, InvariantError, LaunchError
-from agentrl.foreign import one_line
 from agentrl.processes import handshake
 from agentrl.processes.base import TOKEN_VARIABLE
 from agentrl.processes.config import LISTEN_PORT
 from agentrl.processes.handshake import Challenge, Hello, Refused, Signed, Welcome, checked_token
+from agentrl.support.foreign import one_line
 
 logger = logging.getLogger(__name__)
 

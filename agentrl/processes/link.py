@@ -20,11 +20,11 @@ import anyio
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.stapled import StapledByteStream
 
-from agentrl.concurrency import task_group
 from agentrl.processes import machine
 from agentrl.processes.base import Child, LocalChild
 from agentrl.processes.frames import EMPTY_FRAME, MAX_BODY_BYTES, READ_BYTES, FrameBuffer, framed
 from agentrl.processes.meeting import Attendee
+from agentrl.support.concurrency import task_group
 
 logger = logging.getLogger(__name__)
 

@@ -26,12 +26,12 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, LaunchError
 from agentrl.processes.agent import HostedProcess, StreamName
 from agentrl.processes.base import MAX_LINE, STOP_S, Exit, ProcessSpec, describe_code, open_log, read_tail, shorten_tail
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.machine import LOOPBACK
+from agentrl.support.concurrency import task_group
 
 logger = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from itertools import zip_longest
 
 import anyio
 
-from agentrl.concurrency import task_group
 from agentrl.processes.base import TOKEN_VARIABLE, Child, Launcher, LocalLauncher, ProcessSpec
 from agentrl.processes.config import ClusterConfig, listen_address
 from agentrl.processes.handshake import checked_token, new_token
 from agentrl.processes.link import Link
 from agentrl.processes.meeting import Meeting, check_reachable, open_meeting
 from agentrl.processes.ray import open_ray
+from agentrl.support.concurrency import task_group
 
 logger = logging.getLogger(__name__)
 

@@ -21,22 +21,21 @@ from openai import AsyncOpenAI
 
 from agentrl.client import Client, EndpointBackend, EpisodeSettings, PolicyBackend
 from agentrl.client.config import SamplingConfig
-from agentrl.concurrency import OutsideWork, flatten, noticing_cancellation, watch_outside_work
-from agentrl.env import watch_faults
+from agentrl.env import watch_faults, watch_metrics
 from agentrl.episode.checks import check_reward, check_reward_time
-from agentrl.episode.usage_record import sandbox_metrics, watch_sandboxes
 from agentrl.errors import (
     AgentRLError,
     EnvironmentFault,
     EpisodeLimit,
     InvariantError,
     WorkflowError,
-    boundary,
 )
 from agentrl.inference.backend import Backend
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.failure import RUN_ENDING, episode_failure, failure_stop_reason, raising_line
 from agentrl.rollout.group import keep_turns, score_episodes
+from agentrl.support.concurrency import OutsideWork, flatten, noticing_cancellation, watch_outside_work
+from agentrl.support.user_code import boundary
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory, Turn
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow
@@ -110,9 +109,9 @@ async def run_endpoint_episode(
 async def run_client_episode(workflow: RolloutWorkflow, task: Task, client: Client, *, timeout_s: float) -> Trajectory:
     """Return the trajectory of one episode whose client was made before, such as one that replays a record."""
     started_s = time.perf_counter()
-    with watch_sandboxes() as used:
+    with watch_metrics() as noted:
         trajectory = await _play(workflow, task, client, timeout_s)
-    metrics = {**trajectory.metrics, **sandbox_metrics(used)}
+    metrics = {**trajectory.metrics, **noted}
     return replace(trajectory, metrics=metrics, task=task, started_s=started_s, ended_s=time.perf_counter())
 
 

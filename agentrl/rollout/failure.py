@@ -22,7 +22,7 @@ from agentrl.errors import (
     WeightSyncError,
     WorkflowError,
 )
-from agentrl.foreign import shortened, visible
+from agentrl.support.foreign import shortened, visible
 from agentrl.types import EpisodeFailure, StopReason
 
 _COROUTINE: Final = "'coroutine' object"

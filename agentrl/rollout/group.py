@@ -17,13 +17,13 @@ from typing import Protocol, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from agentrl.concurrency import stray_cancellation_raises, task_group
-from agentrl.env import watch_faults
+from agentrl.env import watch_faults, watch_metrics
 from agentrl.episode.checks import check_reward
-from agentrl.episode.usage_record import sandbox_metrics, watch_sandboxes
-from agentrl.errors import AgentRLError, WorkflowError, boundary
-from agentrl.rollout.config import RolloutConfig
+from agentrl.errors import AgentRLError, WorkflowError
+from agentrl.rollout.config import LEAST_KEPT, RolloutConfig
 from agentrl.rollout.failure import RUN_ENDING, episode_failure, failure_stop_reason
+from agentrl.support.concurrency import stray_cancellation_raises, task_group
+from agentrl.support.user_code import boundary
 from agentrl.types import EpisodeFailure, Group, MemberAdvantages, StopReason, Task, Trajectory, Turn
 from agentrl.workflow import GroupWorkflow
 
@@ -68,7 +68,7 @@ async def run_group(
     """Return the group of `group_size` episodes of `task`, or a record of its failures.
 
     A failed member runs again from the start, up to `episode_retries` times, and keeps its slot. When all its attempts have
-    failed, policy `drop` cancels the others and drops the group; `keep` keeps it if `min_group_size` members succeed. Both
+    failed, policy `drop` cancels the others and drops the group; `keep` keeps it if `LEAST_KEPT` members succeed. Both
     prefer episodes that do not fail, which biases the gradient where failure depends on the policy.
 
     Args:
@@ -175,7 +175,7 @@ class _Members:
 
     def suffice(self, group_size: int) -> bool:
         kept = self._rollout.incomplete_group == "keep"
-        return len(self.finished) >= (min(self._rollout.min_group_size, group_size) if kept else group_size)
+        return len(self.finished) >= (min(LEAST_KEPT, group_size) if kept else group_size)
 
     async def score(self, score: GroupScorer) -> None:
         members = sorted(self.finished)
@@ -241,13 +241,13 @@ async def score_episodes(
     A failed attempt is repeated up to `episode_retries` times, each time within `episode_timeout_s`; the metric
     `score_retries` counts the repetitions. If all attempts fail, every episode is a failure with the last reason.
     """
-    with watch_sandboxes() as used:
+    with watch_metrics() as noted:
         scored = await _score_once(workflow, task, episodes, rollout.episode_timeout_s)
         retries = 0
         while isinstance(scored, _ScoreFailure) and retries < rollout.episode_retries:
             scored = await _score_once(workflow, task, episodes, rollout.episode_timeout_s)
             retries += 1
-    metrics = sandbox_metrics(used) | ({"score_retries": float(retries)} if retries else {})
+    metrics = noted | ({"score_retries": float(retries)} if retries else {})
     marked = [replace(episode, metrics={**episode.metrics, **metrics}) for episode in episodes]
     if isinstance(scored, _ScoreFailure):
         failure, reason = scored.failure, scored.stop_reason

@@ -18,7 +18,7 @@ import msgspec
 from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel
 
-from agentrl.episode.checks import are_independent
+from agentrl.episode.trajectory import are_independent
 from agentrl.errors import WorkflowError
 from agentrl.tokens.messages import DIGEST_BYTES, calls_of, field_getter, message_key, role_of
 from agentrl.types import BranchPath, Message, Turn

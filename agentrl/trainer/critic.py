@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from agentrl.algo.companions import LR_FACTOR, CriticConfig
+from agentrl.algo.config import LR_FACTOR, CriticConfig
 from agentrl.errors import ConfigError
 from agentrl.trainer.checkpoints.read import Checkpoint
 from agentrl.trainer.checkpoints.write import take_state

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.algo.loss import Marks
 from agentrl.algo.loss_batch import LossBatch, LossTotals
+from agentrl.algo.loss_metrics import Marks
 from agentrl.algo.packing import DealtPass
 from agentrl.errors import InvariantError, StaleDataError
 from agentrl.trainer.base import TrainBatch, TrainSample

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from agentrl.algo.companions import ReferenceConfig
+from agentrl.algo.config import ReferenceConfig
 from agentrl.errors import ConfigError
 from agentrl.trainer.checkpoints.read import Checkpoint
 from agentrl.trainer.config import TrainerConfig

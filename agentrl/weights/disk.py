@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import TrainError, WeightSyncError
-from agentrl.folders import make_private
+from agentrl.support.folders import make_private
 from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.tensors import WEIGHTS_FILE, RawTensor, model_checksum, read_safetensors, write_safetensors
 from agentrl.weights.types import Publication

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import ConfigError
+from agentrl.observe.runs.reading import read_metrics, read_record_lines
 from agentrl.observe.timeline import read_timeline
-from agentrl.runs.reading import read_metrics, read_record_lines
 from agentrl_simulate.costs import CostModel, Fleet, HostCost, RunShape, ServerCost, TrainerCost, UpdateCost
 from agentrl_simulate.play import play_run
 from agentrl_simulate.workload import EpisodeSource, PlayedEpisode, PlayedTurn, RecordedSource

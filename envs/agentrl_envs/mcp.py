@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
 import anyio
 from pydantic import BaseModel
 
-from agentrl.concurrency import flatten
 from agentrl.env import ChatStart, ChatStep, EpisodeEnd, environment_boundary
 from agentrl.episode.tape import ask
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import flatten
 from agentrl.types import JsonValue, Message, Task
 from agentrl_envs.mcp_arguments import read_call_arguments
 from agentrl_envs.mcp_connection import mcp_connection

@@ -24,11 +24,11 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import Field
 
-from agentrl.concurrency import task_group
 from agentrl.config.base import Config
 from agentrl.env import environment_boundary
 from agentrl.episode.tape import ask
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import task_group
 from agentrl.types import JsonValue
 
 Judged = TypeVar("Judged")

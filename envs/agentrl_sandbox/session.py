@@ -17,8 +17,8 @@ from typing import Final, Protocol
 import anyio
 import msgspec
 
-from agentrl.concurrency import outside_work
 from agentrl.errors import EnvironmentFault
+from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.types import MAX_FILES, MIB, Ending, Limits, Program, Result, check_files
 
 REPLY_GRACE_S: Final = 8.0

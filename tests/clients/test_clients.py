@@ -28,7 +28,7 @@ LOSERS = frozenset(
 """Clients whose answer is lost: those of different makers."""
 ODD = ("Codex", "Claude Code", "opencode", "pi", "AI SDK", "openai for JavaScript")
 """Clients that go on after a call of a tool that they do not have."""
-pytestmark = [pytest.mark.clients, pytest.mark.processes]
+pytestmark = [pytest.mark.clients]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ MEND = "sed -i 's/, last)$/, max(found[-1][1], last))/' calendar_days.py"
 RUN_FILES = {"Codex": "codex", "Claude Code": "claude_code"}
 TOOLS = {"Codex": ("exec_command", "cmd"), "Claude Code": ("Bash", "command")}
 DEADLINE_S = 600
-pytestmark = [pytest.mark.clients, pytest.mark.processes]
+pytestmark = [pytest.mark.clients]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ STARTS: Final[Mapping[str, str]] = {
 """The call that starts a sub-agent."""
 TITLES: Final[Mapping[str, Sequence[str]]] = {"Claude Code": ["title"], "opencode": ["title"], "Codex": []}
 _AGENT_ID: Final = re.compile(r"agent_id\W+([0-9a-f-]{36})")
-pytestmark = [pytest.mark.clients, pytest.mark.processes]
+pytestmark = [pytest.mark.clients]
 
 
 @pytest.fixture

@@ -363,6 +363,7 @@ def test_what_cannot_be_audited_is_refused(tmp_path: Path, whole: Path) -> None:
         audit_run(whole, episode_id="9.9.9")
 
 
+@pytest.mark.starts
 def test_an_audit_loads_no_torch(whole: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from agentrl_viewer.commands.audit import audit_command\n"

@@ -133,6 +133,7 @@ async def test_a_checkpoint_is_served_in_the_type_that_is_asked_for(
         await chat(ChatOptions(checkpoint=checkpoint, device="cpu", dtype="bfloat16"), read=lambda: "")
 
 
+@pytest.mark.starts
 def test_the_command_answers_the_lines_of_its_input_from_a_checkpoint(tmp_path: Path, checkpoint: Path) -> None:
     flags = ("--device", "cpu", "--dtype", "bfloat16", "--max-tokens", "5", "--temperature", "0")
     command = (AGENTRL, "chat", str(checkpoint), *flags)

@@ -12,7 +12,7 @@ import pytest
 from cyclopts import App
 
 from agentrl.commands.main import COMMANDS
-from agentrl.runs.run import open_run
+from agentrl.commands.open_run import open_run
 from tests.support.cli import (
     AGENTRL,
     agentrl,
@@ -30,6 +30,7 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], comma
     assert f"agentrl {command}" in capsys.readouterr().out
 
 
+@pytest.mark.starts
 def test_bad_input_is_one_message_and_status_two(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,6 +56,7 @@ def test_bad_input_is_one_message_and_status_two(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.starts
 def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path, checkpoint: Path) -> None:
     write_run(tmp_path, checkpoint)
     result = agentrl(tmp_path, "train", "run.yaml", "--dry-run", "--algorithm.max_staleness", "4")
@@ -64,6 +66,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path, checkpoint: 
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.starts
 @pytest.mark.slow
 def test_a_run_trains_and_its_checkpoint_evaluates(tmp_path: Path, checkpoint: Path) -> None:
     write_run(tmp_path, checkpoint)
@@ -98,7 +101,6 @@ def test_a_run_trains_and_its_checkpoint_evaluates(tmp_path: Path, checkpoint: P
     assert json.loads((tmp_path / "eval.json").read_text())["episodes"] == 6
 
 
-@pytest.mark.external
 def test_a_killed_run_is_resumed_from_its_newest_checkpoint(tmp_path: Path, checkpoint: Path) -> None:
     write_run(tmp_path, checkpoint, engine={"steps": 100_000, "checkpoint_every": 1})
     folder = tmp_path / "runs" / "small"
@@ -139,6 +141,7 @@ def test_a_killed_run_is_resumed_from_its_newest_checkpoint(tmp_path: Path, chec
     assert accepted.returncode == 0, accepted.stderr
 
 
+@pytest.mark.starts
 @pytest.mark.slow
 def test_doctor_plays_eight_episodes_and_names_what_to_fix(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -157,7 +160,8 @@ def test_doctor_plays_eight_episodes_and_names_what_to_fix(
     assert "FIX" in capsys.readouterr().out
 
 
-@pytest.mark.external
+@pytest.mark.starts
+@pytest.mark.long
 def test_doctor_says_which_sglang_there_is_and_what_is_wrong_with_it(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +186,7 @@ def test_doctor_says_which_sglang_there_is_and_what_is_wrong_with_it(
     assert f"{python} has no SGLang" in agentrl(tmp_path, "doctor").stdout
 
 
+@pytest.mark.starts
 @pytest.mark.slow
 def test_sft_trains_on_conversations_and_names_a_bad_line(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -42,6 +42,7 @@ def test_a_run_does_not_differ_from_itself(runs: tuple[Path, Path]) -> None:
     assert "0 succeed more often and 0 less" in text
 
 
+@pytest.mark.starts
 def test_the_command_prints_it_and_names_what_is_no_run(runs: tuple[Path, Path]) -> None:
     def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "agentrl", "diff", *arguments]

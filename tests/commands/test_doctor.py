@@ -14,6 +14,7 @@ from tests.support.ports import later_port
 from tests.support.sandboxes import usable_host
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -46,6 +47,7 @@ def test_without_a_model_no_trainer_is_started(tmp_path: Path, checkpoint: Path,
     assert "trainer " not in out.getvalue()
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("backend", "expected"),
     [

@@ -80,6 +80,7 @@ def test_arguments_are_yaml_and_a_task_is_json() -> None:
             parse_json_object(text, "--task")
 
 
+@pytest.mark.starts
 def test_the_command_plays_and_refuses(tmp_path: Path) -> None:
     (tmp_path / "world.py").write_text(
         "from agentrl.env import ChatStart, ChatStep, EpisodeEnd\n\n\n"

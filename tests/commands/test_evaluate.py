@@ -81,6 +81,7 @@ def test_a_dead_endpoint_is_an_error_that_says_so_and_no_success_rate_of_zero(
     assert "Connection error" in written["first_failure"]["message"]
 
 
+@pytest.mark.starts
 def test_the_command_ends_with_status_one_when_nothing_was_evaluated(tmp_path: Path) -> None:
     write_run(tmp_path, tmp_path)
     result = agentrl(tmp_path, "eval", "run.yaml", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--episodes", "1")
@@ -191,6 +192,7 @@ async def reads_the_key(task: Task, client: Client, expected: str) -> float:
     return 1.0
 
 
+@pytest.mark.starts
 def test_the_servers_logs_stay_and_are_named_only_if_something_failed(
     tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.starts
 def test_a_project_is_whole_and_its_run_lacks_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     run = load_config("run.yaml")
@@ -58,6 +59,7 @@ def test_a_project_is_refused_by_name_and_nothing_is_written(tmp_path: Path, nam
     assert templates()[0] == "attempts"
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("name", ["2026-11-23", "007"])
 def test_a_name_that_yaml_reads_as_something_else_names_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -67,6 +69,7 @@ def test_a_name_that_yaml_reads_as_something_else_names_the_run(
     assert load_config(tmp_path / name / "run.yaml").name == name
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("script", "error"), [("mkdir model; exit 1", ConfigError), ("sleep 0.3; kill -INT $PPID", KeyboardInterrupt)]
 )
@@ -87,7 +90,8 @@ def test_a_failure_leaves_an_empty_folder_empty(
     assert list((tmp_path / "empty").iterdir()) == []
 
 
-@pytest.mark.external
+@pytest.mark.starts
+@pytest.mark.nightly
 def test_the_commands_that_it_prints_work_and_training_learns(project: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"]
     tests = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300, check=False)

@@ -14,7 +14,8 @@ from tests.support.tiny import tiny_checkpoint
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "python.md"
 
 
-@pytest.mark.external
+@pytest.mark.starts
+@pytest.mark.long
 def test_the_calls_of_the_page_train_evaluate_and_serve(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path / "runs" / "demo" / "warm-start")
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)

@@ -20,7 +20,7 @@ from tests.support.endpoints import ToolEndpoint, serving
 
 ROOT = Path(__file__).parents[2]
 COUNT = 2
-pytestmark = [pytest.mark.processes, pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")]
+pytestmark = [pytest.mark.starts, pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from agentrl.algo.config import SHORT, SHORT_CORRECTION
+from agentrl.algo.presets import SHORT, SHORT_CORRECTION
 from agentrl.commands.explain import describe_fields, explain_name
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.describe import config_fields
@@ -61,7 +61,7 @@ def test_the_last_part_of_a_field_is_enough() -> None:
 
 def test_a_section_is_explained_by_its_fields() -> None:
     text = explain_name("sync")
-    assert all(f"\nsync.{name} " in text for name in ("method", "bucket_mb", "backend", "address", "timeout_s"))
+    assert all(f"\nsync.{name} " in text for name in ("method", "backend", "address", "timeout_s"))
 
 
 def test_a_metric_is_explained_with_its_event_and_unit() -> None:
@@ -97,6 +97,7 @@ def test_a_run_lists_what_it_gives_and_on_demand_all() -> None:
     assert "trainer.betas" in every
 
 
+@pytest.mark.starts
 def test_the_commands_print_to_a_reader_that_stops_early(capsys: pytest.CaptureFixture[str]) -> None:
     assert status_here("explain", "trainer.lr") == 0
     assert capsys.readouterr().out.splitlines()[0] == "trainer.lr"

@@ -150,7 +150,6 @@ def make_endpoint_run(names: str) -> RunConfig:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.processes  # the openai client asks `uname` for its headers
 async def test_episodes_of_an_endpoint_are_recorded_and_failed_ones_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,8 +12,8 @@ from agentrl.commands.rollouts import check_tasks_travel, num_workers
 from agentrl.config import parse_config
 from agentrl.data.load import TaskSets, TrainingTasks
 from agentrl.errors import ConfigError
+from agentrl.observe.runs.reading import read_record_lines
 from agentrl.rollout.config import RolloutConfig
-from agentrl.runs.reading import read_record_lines
 from agentrl.types import Task
 from tests.support.cli import agentrl, records, write_run
 
@@ -49,7 +49,8 @@ def test_tasks_that_cannot_be_sent_are_refused_before_a_run_starts(runner: str) 
                 check_tasks_travel(run, sets)
 
 
-@pytest.mark.external
+@pytest.mark.starts
+@pytest.mark.long
 def test_a_run_with_workers_trains_and_evaluates(tmp_path: Path, checkpoint: Path) -> None:
     write_run(
         tmp_path,

@@ -12,13 +12,13 @@ from agentrl.commands.run_directory import Existing
 from agentrl.commands.train import train_run
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
-from agentrl.runs.run_lock import run_lock
+from agentrl.observe.runs.run_lock import run_lock
 from tests.support.cli import write_run
 
 HOLD = """
 import os, sys
 from pathlib import Path
-from agentrl.runs.run_lock import run_lock
+from agentrl.observe.runs.run_lock import run_lock
 with run_lock(Path(sys.argv[1])):
     child = os.fork() if sys.argv[2] == "fork" else -1
     if child == 0:
@@ -38,6 +38,7 @@ def holder(folder: Path, how: str) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.starts
 def test_a_second_process_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
     with holder(tmp_path / "run", "alone") as process:
         with pytest.raises(ConfigError, match=rf"is running, process {process.pid}"), run_lock(tmp_path / "run"):
@@ -47,6 +48,7 @@ def test_a_second_process_is_refused_and_the_first_is_named(tmp_path: Path) -> N
         pass
 
 
+@pytest.mark.starts
 def test_a_killed_process_releases_it_even_where_its_forked_child_lives_on(tmp_path: Path) -> None:
     with holder(tmp_path / "run", "fork") as process:
         process.kill()
@@ -57,6 +59,7 @@ def test_a_killed_process_releases_it_even_where_its_forked_child_lives_on(tmp_p
         process.stdin.close()  # ends the child, which read from it
 
 
+@pytest.mark.starts
 def test_deleting_the_directory_does_not_release_it(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with holder(tmp_path / "run", "alone") as process:
@@ -66,6 +69,7 @@ def test_deleting_the_directory_does_not_release_it(tmp_path: Path) -> None:
         process.communicate(b"\n")
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("existing", ["resume", "replace", "use"])
 async def test_a_run_that_is_running_is_neither_resumed_nor_replaced(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, existing: Existing

@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.cli import AGENTRL, ended, read_until, started
 
+pytestmark = pytest.mark.starts
+
 Send = Callable[[subprocess.Popen[str], Sequence[signal.Signals]], str]
 SAID = "{}; everything this command started has ended."
 ENDS = [

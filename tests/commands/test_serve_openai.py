@@ -13,6 +13,7 @@ from tests.support.cli import AGENTRL, agentrl, ended, read_until, started, writ
 from tests.support.servers import call
 
 
+@pytest.mark.starts
 def test_agentrl_eval_works_at_a_served_checkpoint(tmp_path: Path, checkpoint: Path) -> None:
     write_run(tmp_path, checkpoint)
     command = (AGENTRL, "serve", str(checkpoint), "--port", "0", "--device", "cpu", "--served-model-name", "mine")
@@ -33,6 +34,7 @@ def test_agentrl_eval_works_at_a_served_checkpoint(tmp_path: Path, checkpoint: P
     assert report["return_mean"] == pytest.approx(sum(lengths) / 400)
 
 
+@pytest.mark.starts
 def test_a_checkpoint_without_a_chat_template_is_served_without_the_openai_api_in_the_type_of_the_flag(
     tmp_path: Path, checkpoint: Path
 ) -> None:

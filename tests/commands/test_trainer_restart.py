@@ -18,6 +18,8 @@ from agentrl.errors import TrainerDied
 from agentrl.observe.progress import NoProgress, Snapshot
 from tests.support.cli import child_commands, records, write_run
 
+pytestmark = pytest.mark.starts
+
 
 class KillsTrainer(NoProgress):
     """Kills the trainer worker after step 3, when the checkpoint of step 1 is whole, once or always."""
@@ -52,7 +54,7 @@ def test_a_killed_trainer_is_started_again_and_the_run_ends_with_all_steps(
     assert "The run continues from its newest checkpoint (trainer.restarts)" in caplog.text
 
 
-@pytest.mark.external
+@pytest.mark.long
 def test_a_trainer_that_dies_too_often_ends_the_run(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +83,7 @@ class DamagesAndKillsRank(NoProgress):
             os.kill(self.killed, signal.SIGKILL)
 
 
-@pytest.mark.external
+@pytest.mark.long
 def test_one_killed_rank_restarts_the_run_from_its_newest_sound_checkpoint_under_new_versions(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -134,6 +134,7 @@ async def test_a_guess_that_earns_credit_is_named_with_its_task(tmp_path: Path) 
     assert "'6': return 1" in report.findings[0].detail
 
 
+@pytest.mark.starts
 async def test_constants_that_earn_a_share_of_code_tasks_are_found(tmp_path: Path) -> None:
     usable_host()
     calls = {"calls": [["f(1)", "2"], ["f(2)", "2"], ["f(3)", "0"]]}
@@ -260,6 +261,7 @@ async def test_word_problems_and_gsm8k_files_are_right_for_the_reasoning_workflo
     assert report.counts["train"].full == report.counts["train"].tasks > 0
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("path", "limit"),
     [
@@ -278,6 +280,7 @@ async def test_bundled_tasks_have_right_references(monkeypatch: pytest.MonkeyPat
     assert report.counts["train"].full == limit
 
 
+@pytest.mark.starts
 def test_the_command_ends_with_status_1_when_something_is_to_be_fixed(tmp_path: Path) -> None:
     (tmp_path / "my_agent.py").write_text(
         "async def solve(task, client):\n"

@@ -13,6 +13,8 @@ from anyio.abc import TaskGroup
 
 from tests.support.api import CONTROL_S, LOGPROBS, META, Api
 
+pytestmark = pytest.mark.starts
+
 FULL = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 SHORT = {"type": "abort", "message": "Abort in waiting queue"}
 SHORT_META = {"id", "finish_reason", "weight_version", "weight_versions", "completion_tokens", "e2e_latency"}

@@ -38,6 +38,7 @@ async def loaded(api: Api, adapter_folders: dict[str, Path]) -> AsyncGenerator[d
         await api.post("/unload_lora_adapter", {"lora_name": name})
 
 
+@pytest.mark.starts
 async def test_each_call_is_computed_by_the_adapter_that_it_names(
     api: Api, server: RunningServer, loaded: dict[str, Path]
 ) -> None:
@@ -50,6 +51,7 @@ async def test_each_call_is_computed_by_the_adapter_that_it_names(
         np.testing.assert_allclose([triple[0] for triple in triples], expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.starts
 async def test_a_name_is_refused_when_it_is_taken_and_by_the_embedded_server_once_it_is_unloaded(
     api: Api, server: RunningServer, loaded: dict[str, Path]
 ) -> None:

@@ -27,6 +27,8 @@ from tests.support.embedded import ReferenceModel
 from tests.support.servers import CONTROL_S, RunningServer, publication
 from tests.support.tap import Tap, tapped
 
+pytestmark = pytest.mark.starts
+
 PROMPT = [5, 6, 7, 8]
 TOLERANCE = 1e-5
 

@@ -27,6 +27,8 @@ from tests.support.channel import LocalTrainer
 from tests.support.embedded import ReferenceModel
 from tests.support.servers import Answer, RunningServer
 
+pytestmark = pytest.mark.starts
+
 PROMPT = [5, 6, 7, 8, 9, 10]
 
 

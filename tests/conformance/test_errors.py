@@ -9,6 +9,8 @@ import pytest
 from agentrl.inference.sglang.transport import error_message
 from tests.support.api import Api
 
+pytestmark = pytest.mark.starts
+
 SCRIPTED = True
 VALUES: list[tuple[dict[str, Any], str]] = [
     ({}, "text, input_ids"),

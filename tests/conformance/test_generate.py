@@ -12,6 +12,8 @@ from tests.support.api import LOGPROBS, META, Api
 from tests.support.embedded import ReferenceModel
 from tests.support.servers import RunningServer
 
+pytestmark = pytest.mark.starts
+
 PROMPT = [5, 6, 7, 8]
 TOLERANCE = 1e-5
 

@@ -10,6 +10,8 @@ from agentrl.inference.sglang.wire import check_sglang_version
 from tests.support.api import Api
 from tests.support.servers import RunningServer
 
+pytestmark = pytest.mark.starts
+
 
 def test_a_server_starts_with_default_weights(server: RunningServer) -> None:
     assert server.first_version == "default"

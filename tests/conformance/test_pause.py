@@ -13,6 +13,8 @@ from tests.support.api import Api, Flight
 from tests.support.embedded import ReferenceModel
 from tests.support.servers import RunningServer
 
+pytestmark = pytest.mark.starts
+
 TOLERANCE = 1e-5
 ENDLESS = 4000
 """More tokens than any test waits for: what has come by its end is aborted, and judged. So no test races a clock."""

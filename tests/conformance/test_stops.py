@@ -11,6 +11,8 @@ from tests.support.api import Api
 from tests.support.embedded import ReferenceModel
 from tests.support.servers import RunningServer
 
+pytestmark = pytest.mark.starts
+
 PROMPT = [5, 6, 7, 8]
 
 

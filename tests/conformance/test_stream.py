@@ -11,6 +11,8 @@ from anyio.abc import TaskGroup
 from tests.support.api import Api, events
 from tests.support.servers import RunningServer
 
+pytestmark = pytest.mark.starts
+
 PROMPT = [5, 6, 7, 8]
 
 

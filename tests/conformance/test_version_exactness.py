@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.engine.batch import prepare_batch
-from agentrl.engine.estimates import VerifiedGroups
+from agentrl.engine.batch import VerifiedGroups, prepare_batch
 from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
 from agentrl.servers.embedded.faults import SGLangFault
 from agentrl.servers.serve import serving
@@ -48,6 +47,7 @@ async def _outcome(server: RunningServer, plan: Plan, folder: Path, *, pause: st
     return await version_run(server.url, server.kind, server.checkpoints[0], plan, folder=folder, pause=pause)
 
 
+@pytest.mark.starts
 async def test_every_token_of_interrupted_episodes_has_the_log_prob_of_its_recorded_version(
     server: RunningServer, tmp_path: Path
 ) -> None:
@@ -65,6 +65,7 @@ async def test_every_token_of_interrupted_episodes_has_the_log_prob_of_its_recor
     assert all(one.probe_difference is not None and one.probe_difference < TOLERANCE for one in outcome.run.updates)
 
 
+@pytest.mark.starts
 async def test_tokens_are_as_exact_when_the_trainer_sends_the_weights_through_a_process_group(
     server: RunningServer, tmp_path: Path
 ) -> None:
@@ -77,6 +78,7 @@ async def test_tokens_are_as_exact_when_the_trainer_sends_the_weights_through_a_
     assert judged.power > 0.99
 
 
+@pytest.mark.starts
 async def test_the_verdict_catches_a_server_that_goes_on_with_keys_and_values_of_former_weights(
     server: RunningServer, tmp_path: Path
 ) -> None:
@@ -113,6 +115,7 @@ async def test_the_verdict_catches_prefixes_of_former_weights_that_reach_new_req
     assert with_salt < without_salt / 2
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(("pause", "low", "high"), [("exact", 0.0, 1e-4), ("fast", 1e-3, 10.0)])
 async def test_the_trainer_reports_what_interruption_did_to_recorded_log_probs(
     server: RunningServer, tmp_path: Path, pause: str, low: float, high: float
@@ -178,6 +181,7 @@ def _late(turn: Turn) -> Turn:
     return replace(turn, spans=(*moved, *rest))
 
 
+@pytest.mark.starts
 def test_one_token_that_carries_the_version_before_its_own_is_named(short: Outcome) -> None:
     trajectories, name = _doctored(short, _late)
     judged = Judge(short.versions.base).judge(trajectories, short.versions.publication)
@@ -189,6 +193,7 @@ def test_one_token_that_carries_the_version_before_its_own_is_named(short: Outco
         check_accounts(trajectories, short.served)
 
 
+@pytest.mark.starts
 def test_log_probs_that_are_not_the_servers_are_named(short: Outcome) -> None:
     trajectories, name = _doctored(
         short, lambda turn: replace(turn, output_logprobs=turn.output_logprobs - np.float32(1e-4))
@@ -199,6 +204,7 @@ def test_log_probs_that_are_not_the_servers_are_named(short: Outcome) -> None:
     assert name in judged.complaints()[1]
 
 
+@pytest.mark.starts
 def test_a_lost_completion_and_an_invented_one_are_named(short: Outcome) -> None:
     with pytest.raises(AssertionError, match="completions were sampled and never recorded, such as request"):
         check_accounts(short.run.trajectories[1:], short.served)
@@ -208,6 +214,7 @@ def test_a_lost_completion_and_an_invented_one_are_named(short: Outcome) -> None
         check_accounts(twice, short.served)
 
 
+@pytest.mark.starts
 def test_spans_that_leave_a_token_out_are_named(short: Outcome) -> None:
     def gap(turn: Turn) -> Turn:
         first, *rest = turn.spans

@@ -14,6 +14,8 @@ from tests.support.api import Api
 from tests.support.embedded import ReferenceModel
 from tests.support.servers import Answer, RunningServer
 
+pytestmark = pytest.mark.starts
+
 PROMPT = [5, 6, 7, 8]
 UPDATED = "Succeeded to update model weights."
 

@@ -7,6 +7,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 
@@ -24,6 +26,7 @@ def test_the_image_installs_extras_that_exist() -> None:
     assert set(asked.split(",")) <= known.keys()
 
 
+@pytest.mark.starts
 def test_the_installation_without_a_place_says_how_to_call_it() -> None:
     done = subprocess.run(["bash", ROOT / "docker" / "install.sh"], capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -70,6 +70,7 @@ def test_a_guide_s_run_files_are_valid_and_the_fields_it_names_exist(page: Path)
         assert name in kind.model_fields or is_metric, f"{section}.{name}"
 
 
+@pytest.mark.starts
 def test_the_python_files_of_each_guide_run_as_they_stand(tmp_path: Path) -> None:
     folders: list[str] = []
     for page in GUIDES:
@@ -84,6 +85,7 @@ def test_the_python_files_of_each_guide_run_as_they_stand(tmp_path: Path) -> Non
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.starts
 def test_the_readme_s_dry_run_prints_the_plan() -> None:
     [arguments] = re.findall(r"agentrl (train \S+ --dry-run)", README)
     command = [str(Path(sys.executable).with_name("agentrl")), *arguments.split()]

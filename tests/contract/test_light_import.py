@@ -9,6 +9,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "agentrl",
@@ -86,12 +88,14 @@ def test_the_list_is_every_module_of_the_packages_that_the_import_contract_calls
     assert some <= set(names)
 
 
+@pytest.mark.starts
 def test_importing_the_whole_rollout_side_loads_nothing_heavy_and_takes_under_120_megabytes() -> None:
     loaded_by, megabytes = imported(*light())
     assert loaded_by == {}
     assert megabytes < 120
 
 
+@pytest.mark.starts
 def test_a_module_that_loads_something_heavy_is_named() -> None:
     loaded_by, _ = imported("agentrl.types", "agentrl.weights.process_group", "agentrl.errors")
     assert loaded_by == {"torch": "agentrl.weights.process_group"}

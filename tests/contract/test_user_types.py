@@ -46,7 +46,8 @@ def agents(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.external
+@pytest.mark.starts
+@pytest.mark.long
 @pytest.mark.parametrize(
     "checker",
     [

@@ -22,6 +22,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.mark.starts
 def test_the_wheel_installs_the_core_and_its_companions(wheel: Path) -> None:
     names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {name for name in names if not name.endswith(".dist-info")} == {
@@ -33,19 +34,23 @@ def test_the_wheel_installs_the_core_and_its_companions(wheel: Path) -> None:
     }
 
 
+@pytest.mark.starts
 def test_the_wheel_is_typed(wheel: Path) -> None:
     assert "agentrl/py.typed" in zipfile.ZipFile(wheel).namelist()
 
 
+@pytest.mark.starts
 def test_the_wheel_has_what_launches_sglang(wheel: Path) -> None:
     assert "agentrl/inference/launch/sglang_main.py" in zipfile.ZipFile(wheel).namelist()
 
 
+@pytest.mark.starts
 def test_the_wheel_has_the_page_of_the_viewer(wheel: Path) -> None:
     names = {file.name for file in (ROOT / "companions" / "agentrl_viewer" / "view" / "page").iterdir()}
     assert {f"agentrl_viewer/view/page/{name}" for name in names} <= set(zipfile.ZipFile(wheel).namelist())
 
 
+@pytest.mark.starts
 def test_the_wheel_has_the_templates_of_new_projects(wheel: Path) -> None:
     root = ROOT / "agentrl" / "commands" / "templates"
     names = {str(file.relative_to(ROOT)) for file in root.rglob("*.template")}

@@ -66,6 +66,7 @@ def test_a_name_of_another_form_is_refused(text: str) -> None:
         parse_hub_name(text)
 
 
+@pytest.mark.starts
 def test_names_are_found_in_the_cache_without_a_connection(tmp_path: Path) -> None:
     model = cache_repository(tmp_path, "models--org--tiny", {"config.json": "{}"})
     files = {f"main/train-{number}.jsonl": f'{{"q": {number}}}\n' for number in (1, 2)}
@@ -95,6 +96,7 @@ LACKING = {
 """Calls, and what their errors say."""
 
 
+@pytest.mark.starts
 def test_what_the_cache_lacks_is_an_error_with_the_command_and_no_connection(tmp_path: Path) -> None:
     cache_repository(tmp_path, "datasets--org--sums", {"a.csv": "q\n1\n"})
     code = f"""{NO_SOCKETS}
@@ -166,6 +168,7 @@ def hub() -> Generator[str]:
         server.server_close()
 
 
+@pytest.mark.starts
 def test_the_download_command_fetches_what_a_run_then_finds(tmp_path: Path, hub: str) -> None:
     env = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HOME": str(tmp_path), "HF_ENDPOINT": hub}
     env |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}

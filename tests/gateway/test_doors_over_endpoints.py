@@ -17,7 +17,6 @@ from agentrl.types import StopReason, Trajectory
 from tests.support.doors import CALC, HI, door_client, until
 from tests.support.endpoints import ToolEndpoint, endpoint_client, serving
 
-pytestmark = pytest.mark.processes  # the openai client asks `uname` for its headers
 DEADLINE_S = 300
 
 

@@ -21,7 +21,8 @@ def letters(text: str) -> float:
     return sum(each.isascii() and each.isalpha() for each in text) / max(1, len(text))
 
 
-@pytest.mark.external
+@pytest.mark.starts
+@pytest.mark.nightly
 def test_feedback_of_users_raises_what_they_like(tmp_path: Path, checkpoint: Path) -> None:
     run = {
         "name": "live",

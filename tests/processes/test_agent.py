@@ -11,6 +11,8 @@ from agentrl.processes.agent import MAX_UNREAD, HostedProcess, node_environment
 from agentrl.processes.machine import interface_of
 from tests.support.processes import until_ended
 
+pytestmark = pytest.mark.starts
+
 _STARTED: list[HostedProcess] = []
 
 

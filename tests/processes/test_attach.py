@@ -24,7 +24,7 @@ from agentrl.trainer.worker.ranks import WORKER_MODULE
 from tests.support.ports import later_port
 from tests.trainer.helpers import random_batch
 
-pytestmark = [pytest.mark.external, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+pytestmark = [pytest.mark.starts, pytest.mark.long, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
 TOKEN = "a secret of this test alone"
 DRIVER = """

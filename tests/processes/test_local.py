@@ -11,6 +11,8 @@ import pytest
 from agentrl.processes.base import Exit, LocalChild, LocalLauncher, ProcessSpec
 from tests.support.processes import until_ended
 
+pytestmark = pytest.mark.starts
+
 
 async def started(tmp_path: Path, script: str) -> LocalChild:
     log_path = tmp_path / "logs" / "server-0.log"

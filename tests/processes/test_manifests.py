@@ -18,6 +18,8 @@ from agentrl.trainer.worker.ranks import WORKER_MODULE
 from tests.support.cli import write_run
 from tests.support.leftovers import processes_with
 
+pytestmark = pytest.mark.starts
+
 FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
 
 
@@ -102,7 +104,7 @@ wait
 """
 
 
-@pytest.mark.external
+@pytest.mark.long
 def test_the_script_for_slurm_trains_with_the_ranks_that_srun_starts(tmp_path: Path, checkpoint: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()

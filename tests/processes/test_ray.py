@@ -20,7 +20,7 @@ from agentrl.processes.ray import AgentPlace, RayLauncher, open_ray, order_by_no
 from agentrl_workflows.demo.ray_nodes import LocalRayCluster
 from tests.support.processes import until_ended
 
-pytestmark = [pytest.mark.ray, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+pytestmark = [pytest.mark.starts, pytest.mark.ray, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
 UNTIL_STDIN_ENDS = "import os; print(os.getpid(), flush=True); os.read(0, 1)"
 

@@ -20,7 +20,7 @@ from agentrl_sandbox.containers.fleet.ray_hosts import open_ray_fleet
 from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
 from agentrl_workflows.demo.ray_nodes import LocalRayCluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+pytestmark = [pytest.mark.starts, pytest.mark.ray, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 LIMITS = CONTAINER_LIMITS.model_copy(update={"memory_mb": 64, "wall_s": 300.0})
 CONNECT = partial(open_fleet, limits=LIMITS)
 

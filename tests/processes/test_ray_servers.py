@@ -18,6 +18,7 @@ from tests.support.scripted import request
 pytestmark = [pytest.mark.ray, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
 
+@pytest.mark.starts
 async def test_a_server_whose_node_is_gone_serves_again_from_another(
     cluster: LocalRayCluster, checkpoint: Path, tmp_path: Path
 ):

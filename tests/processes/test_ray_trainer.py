@@ -26,6 +26,7 @@ async def step_on(trainer: RemoteTrainer) -> None:
         await trainer.step(random_batch(version=1, samples=7))
 
 
+@pytest.mark.starts
 async def test_two_ranks_train_until_a_node_is_lost(cluster: LocalRayCluster, checkpoint: Path, tmp_path: Path):
     config = TrainerConfig.model_validate({"lr": 1e-3, "device": "auto", "parallel": {"dp": 2}})
     ray = ClusterConfig(launcher="ray", address=cluster.address, start_timeout_s=60)

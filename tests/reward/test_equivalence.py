@@ -11,6 +11,8 @@ from agentrl.errors import EnvironmentFault
 from agentrl_rewards.equivalence import MathGrader, MathOutcome
 from agentrl_rewards.workers import GraderLimits
 
+pytestmark = pytest.mark.starts
+
 pytest.importorskip("math_verify", reason="the extra agentrl[math]")
 
 EQUAL = [

@@ -8,6 +8,8 @@ from agentrl_rewards.equivalence import MathGrader
 from agentrl_rewards.workers import GraderLimits
 from tests.reward.cheap_answers import cheap_answers
 
+pytestmark = pytest.mark.starts
+
 pytest.importorskip("math_verify", reason="the extra agentrl[math]")
 
 ROOTS = r"\frac{-1+\sqrt5}{2}, \frac{-1-\sqrt5}{2}"
@@ -84,7 +86,7 @@ async def test_a_sample_of_the_cheap_answers_is_wrong() -> None:
     assert await verdicts(cheap_answers()[::EVERY]) == []
 
 
-@pytest.mark.external
+@pytest.mark.long
 async def test_all_cheap_answers_are_wrong() -> None:
     pairs = cheap_answers()
     assert len(pairs) > 500

@@ -20,7 +20,7 @@ from agentrl_rewards.extract import final_answer
 from agentrl_rewards.workers import GraderLimits
 
 pytest.importorskip("math_verify", reason="the extra agentrl[math]")
-pytestmark = pytest.mark.external  # thousands of comparisons, about a minute
+pytestmark = pytest.mark.long  # thousands of comparisons, about a minute
 
 TABLE = Path(__file__).with_name("math_table.jsonl")
 MAX_FALSE_NEGATIVES = 0.03
@@ -88,6 +88,7 @@ def perturbed(row: Row) -> Iterator[str]:
         yield rf"{answer} \approx {answer}977"
 
 
+@pytest.mark.starts
 async def test_the_tables_of_others_have_no_false_positive_and_at_most_three_percent_false_negatives() -> None:
     table = rows()
     verdicts = await accepted([(row.response, row.reference) for row in table])
@@ -99,6 +100,7 @@ async def test_the_tables_of_others_have_no_false_positive_and_at_most_three_per
     assert sum(row.reason is not None for row in table) <= MAX_REASONS
 
 
+@pytest.mark.starts
 async def test_a_right_answer_that_is_changed_a_little_is_refused() -> None:
     pairs = {(f"\\boxed{{{answer}}}", row.reference) for row in rows() if row.equal for answer in perturbed(row)}
     listed = sorted(pairs - {(row.response, row.reference) for row in rows() if row.equal})

@@ -38,17 +38,20 @@ def has_ended(pidfd: int) -> bool:
         os.close(pidfd)
 
 
+@pytest.mark.starts
 async def test_a_job_returns_the_functions_value_and_the_worker_is_kept() -> None:
     async with pool() as graders:
         assert (await graders.call("echo", [1, "ä", None])).value == [1, "ä", None]
         assert (await graders.call("pid")).value == (await graders.call("pid")).value
 
 
+@pytest.mark.starts
 async def test_what_a_grading_function_prints_is_no_reply() -> None:
     async with pool() as graders:
         assert (await graders.call("print")).value == "true"
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("where", ["in Python", "in C"])
 async def test_a_job_that_spends_its_cpu_time_ends_with_that_limit(where: str) -> None:
     async with pool(cpu_s=0.2) as graders:
@@ -56,6 +59,7 @@ async def test_a_job_that_spends_its_cpu_time_ends_with_that_limit(where: str) -
         assert (await graders.call("echo", 1)).value == 1
 
 
+@pytest.mark.starts
 async def test_a_job_that_spends_the_memory_ends_with_that_limit_and_its_worker_is_replaced() -> None:
     async with pool() as graders:
         before = (await graders.call("pid")).value
@@ -63,6 +67,7 @@ async def test_a_job_that_spends_the_memory_ends_with_that_limit_and_its_worker_
         assert (await graders.call("pid")).value != before
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("deed", "message"),
     [
@@ -81,17 +86,20 @@ async def test_a_grader_that_raises_or_dies_is_a_fault_and_not_a_grade(deed: str
         assert (await graders.call("echo", 1)).value == 1
 
 
+@pytest.mark.starts
 async def test_a_worker_that_hangs_is_a_fault() -> None:
     async with pool(wall_s=0.3) as graders:
         with pytest.raises(EnvironmentFault, match=r"has not answered within 0\.3 s.*tried 2 times"):
             await graders.call("hang")
 
 
+@pytest.mark.starts
 async def test_a_worker_that_dies_once_is_replaced_and_the_job_is_done(tmp_path: Path) -> None:
     async with pool() as graders:
         assert (await graders.call("die once", str(tmp_path / "marker"))).value == "the second time"
 
 
+@pytest.mark.starts
 async def test_workers_that_died_while_they_were_idle_fail_no_job() -> None:
     async with pool(num_workers=3) as graders:
         pids: set[int] = set()
@@ -108,18 +116,21 @@ async def test_workers_that_died_while_they_were_idle_fail_no_job() -> None:
         assert (await graders.call("echo", 1)).value == 1
 
 
+@pytest.mark.starts
 async def test_a_worker_that_cannot_start_is_a_fault_with_its_last_words() -> None:
     async with GraderPool("tests.support.graders:load_nothing") as graders:
         with pytest.raises(EnvironmentFault, match=r"(?s)while it started: .*ImportError: no such library"):
             await graders.call("echo")
 
 
+@pytest.mark.starts
 def test_a_loader_that_names_no_module_is_refused_at_once() -> None:
     for loader in ("nowhere:load", "tests.support.graders", "tests.support.nowhere:load"):
         with pytest.raises(ConfigError, match="module:name"):
             GraderPool(loader)
 
 
+@pytest.mark.starts
 async def test_the_event_loop_runs_on_while_a_job_runs(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -132,6 +143,7 @@ async def test_the_event_loop_runs_on_while_a_job_runs(tmp_path: Path) -> None:
         await anyio.Path(pipe).write_text("from the event loop")
 
 
+@pytest.mark.starts
 async def test_waiting_for_a_free_worker_is_not_time_of_the_job() -> None:
     async with pool(wall_s=1.5) as graders, anyio.create_task_group() as tasks:
 
@@ -142,6 +154,7 @@ async def test_waiting_for_a_free_worker_is_not_time_of_the_job() -> None:
             tasks.start_soon(check)
 
 
+@pytest.mark.starts
 async def test_a_worker_holds_no_descriptor_and_no_variable_that_it_should_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +175,7 @@ async def test_a_worker_holds_no_descriptor_and_no_variable_that_it_should_not(
             assert set(names) <= {"PATH", "PYTHONPATH", "PYTHONHASHSEED", "PYTHONUTF8", "OMP_NUM_THREADS", "LC_CTYPE"}
 
 
+@pytest.mark.starts
 async def test_a_cancelled_job_ends_its_worker(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -173,6 +187,7 @@ async def test_a_cancelled_job_ends_its_worker(tmp_path: Path) -> None:
     assert has_ended(workers[0])
 
 
+@pytest.mark.starts
 def test_a_worker_dies_with_a_parent_that_is_killed_while_a_job_hangs(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -27,7 +27,7 @@ SGLANG = {
     "backend": "sglang", "device": "cpu", "max_context_tokens": 256, "max_running_requests": 16,
     "start_timeout_s": 600, "health_interval_s": 60, "sglang_args": ["--max-total-tokens", "8192"],
 }  # fmt: skip
-external, sglang, long = pytest.mark.external, pytest.mark.sglang, pytest.mark.long
+long, nightly, sglang = pytest.mark.long, pytest.mark.nightly, pytest.mark.sglang
 
 
 def cell(name: str, *parts: dict[str, Any], dp: int = 1, marks: Sequence[pytest.MarkDecorator] = ()) -> ParameterSet:
@@ -41,34 +41,34 @@ CELLS = [
     cell("full-disk", FULL, DISK, BFLOAT16),
     cell("adapter-disk", ADAPTER, BFLOAT16),
     cell("merged-group", MERGED, GROUP, BFLOAT16, dp=2),
-    cell("full-group", FULL, GROUP, BFLOAT16, dp=2, marks=[external]),
-    cell("merged-disk", MERGED, DISK, BFLOAT16, marks=[external]),
-    cell("full-disk-server", FULL, DISK, COARSE_SERVER, marks=[external]),
-    cell("adapter-disk-server", ADAPTER, COARSE_SERVER, marks=[external]),
-    cell("full-group-trainer", FULL, GROUP, COARSE_TRAINER, marks=[external]),
-    cell("full-disk", FULL, DISK, BFLOAT16, dp=2, marks=[external, long]),
-    cell("full-group", FULL, GROUP, BFLOAT16, marks=[external, long]),
-    cell("merged-disk", MERGED, DISK, BFLOAT16, dp=2, marks=[external, long]),
-    cell("merged-group", MERGED, GROUP, BFLOAT16, marks=[external, long]),
-    cell("adapter-disk", ADAPTER, BFLOAT16, dp=2, marks=[external, long]),
-    cell("merged-disk-server", MERGED, DISK, COARSE_SERVER, marks=[external, long]),
-    cell("full-group-server", FULL, GROUP, COARSE_SERVER, marks=[external, long]),
-    cell("full-disk-trainer", FULL, DISK, COARSE_TRAINER, marks=[external, long]),
-    cell("adapter-disk-trainer", ADAPTER, COARSE_TRAINER, marks=[external, long]),
+    cell("full-group", FULL, GROUP, BFLOAT16, dp=2, marks=[long]),
+    cell("merged-disk", MERGED, DISK, BFLOAT16, marks=[long]),
+    cell("full-disk-server", FULL, DISK, COARSE_SERVER, marks=[long]),
+    cell("adapter-disk-server", ADAPTER, COARSE_SERVER, marks=[long]),
+    cell("full-group-trainer", FULL, GROUP, COARSE_TRAINER, marks=[long]),
+    cell("full-disk", FULL, DISK, BFLOAT16, dp=2, marks=[nightly]),
+    cell("full-group", FULL, GROUP, BFLOAT16, marks=[nightly]),
+    cell("merged-disk", MERGED, DISK, BFLOAT16, dp=2, marks=[nightly]),
+    cell("merged-group", MERGED, GROUP, BFLOAT16, marks=[nightly]),
+    cell("adapter-disk", ADAPTER, BFLOAT16, dp=2, marks=[nightly]),
+    cell("merged-disk-server", MERGED, DISK, COARSE_SERVER, marks=[nightly]),
+    cell("full-group-server", FULL, GROUP, COARSE_SERVER, marks=[nightly]),
+    cell("full-disk-trainer", FULL, DISK, COARSE_TRAINER, marks=[nightly]),
+    cell("adapter-disk-trainer", ADAPTER, COARSE_TRAINER, marks=[nightly]),
 ]
 REAL = [
     cell("full-disk", FULL, DISK, BFLOAT16, marks=[sglang]),
     cell("full-group", FULL, GROUP, BFLOAT16, dp=2, marks=[sglang]),
     cell("merged-group", MERGED, GROUP, BFLOAT16, marks=[sglang]),
     cell("adapter-disk", ADAPTER, BFLOAT16, dp=2, marks=[sglang]),
-    cell("full-disk", FULL, DISK, BFLOAT16, dp=2, marks=[sglang, long]),
-    cell("full-group", FULL, GROUP, BFLOAT16, marks=[sglang, long]),
-    *[cell("merged-disk", MERGED, DISK, BFLOAT16, dp=dp, marks=[sglang, long]) for dp in (1, 2)],
-    cell("merged-group", MERGED, GROUP, BFLOAT16, dp=2, marks=[sglang, long]),
-    cell("adapter-disk", ADAPTER, BFLOAT16, marks=[sglang, long]),
-    cell("full-disk-server", FULL, DISK, COARSE_SERVER, marks=[sglang, long]),
+    cell("full-disk", FULL, DISK, BFLOAT16, dp=2, marks=[sglang, nightly]),
+    cell("full-group", FULL, GROUP, BFLOAT16, marks=[sglang, nightly]),
+    *[cell("merged-disk", MERGED, DISK, BFLOAT16, dp=dp, marks=[sglang, nightly]) for dp in (1, 2)],
+    cell("merged-group", MERGED, GROUP, BFLOAT16, dp=2, marks=[sglang, nightly]),
+    cell("adapter-disk", ADAPTER, BFLOAT16, marks=[sglang, nightly]),
+    cell("full-disk-server", FULL, DISK, COARSE_SERVER, marks=[sglang, nightly]),
 ]
-"""Each way once and, marked `long`, the rest, which `CELLS=short` leaves out."""
+"""Each way once and, marked `nightly`, the rest, which `CELLS=short` leaves out."""
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +93,13 @@ def train_and_audit(folder: Path, checkpoint: Path, inference: dict[str, Any], f
     assert [event["loss_tokens"] > 0 for event in events if event["event"] == "step"] == [True, True]
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("fields", CELLS)
 def test_two_steps_pass_their_audit(tmp_path: Path, checkpoint: Path, fields: dict[str, Any]) -> None:
     train_and_audit(tmp_path, checkpoint, HERE, fields)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("fields", REAL)
 def test_two_steps_with_a_real_sglang_pass_their_audit(tmp_path: Path, checkpoint: Path, fields: dict[str, Any]) -> None:
     train_and_audit(tmp_path, checkpoint, SGLANG, fields)

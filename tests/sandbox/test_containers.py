@@ -15,7 +15,7 @@ from agentrl_sandbox.containers import BubblewrapContainers, Workbench, open_con
 from agentrl_sandbox.containers.prepared import PreparedLayers
 from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
 
-pytestmark = [pytest.mark.processes, pytest.mark.anyio]
+pytestmark = [pytest.mark.starts, pytest.mark.anyio]
 
 
 @pytest.fixture

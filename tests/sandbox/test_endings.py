@@ -23,6 +23,8 @@ from agentrl_sandbox.bubblewrap.usage import ControlGroup, ControlGroups
 from agentrl_sandbox.types import Ending, Limits, Program, python_program
 from tests.support.hostile_programs import odd_ends
 
+pytestmark = pytest.mark.starts
+
 # Runs the kinds as an ordinary user; it drops root after its imports, since the tests' own Python may be root's alone.
 ORDINARY = """
 import os, signal
@@ -126,7 +128,7 @@ class StoppingStarter(BubblewrapStarter):
             yield box
 
 
-@pytest.mark.external
+@pytest.mark.long
 async def test_a_sandbox_that_is_slow_to_end_gives_a_result_and_keeps_its_user(host: Host) -> None:
     starter = StoppingStarter(host, seccomp_filter(native_architecture()), UserIds())
     sandbox = BoxSandbox("bubblewrap", starter, (), is_isolated=True, limits=Limits())

@@ -28,7 +28,7 @@ from agentrl_sandbox.hosts.sandbox_server import MAX_LIMITS
 from tests.support.hosts import HOST_KEY, running_host
 from tests.support.leftovers import processes_with
 
-pytestmark = [pytest.mark.processes, pytest.mark.anyio]
+pytestmark = [pytest.mark.starts, pytest.mark.anyio]
 LEAVE = "setsid sleep {} >/dev/null 2>&1 & until grep -q sleep /proc/$!/comm; do :; done"
 """Leaves a process in a group of its own, and returns when that has begun."""
 LIMITS = CONTAINER_LIMITS.model_copy(update={"memory_mb": 256, "wall_s": 300.0})

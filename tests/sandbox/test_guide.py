@@ -16,6 +16,7 @@ from agentrl_sandbox.types import Result
 GUIDE = (Path(__file__).parents[2] / "docs" / "howto" / "sandbox.md").read_text()
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_the_guide_s_snippets_run(sandbox: BoxSandbox, capsys: pytest.CaptureFixture[str]) -> None:
     del sandbox
@@ -26,5 +27,6 @@ async def test_the_guide_s_snippets_run(sandbox: BoxSandbox, capsys: pytest.Capt
     assert capsys.readouterr().out == "\n"
 
 
+@pytest.mark.starts
 def test_the_guide_counts_the_refused_calls() -> None:
     assert f"- {len(DENIED)} system calls are refused" in GUIDE

@@ -19,6 +19,8 @@ from agentrl_sandbox.types import Ending, Limits, Result, python_program
 from agentrl_sandbox.warm import open_warm_python
 from tests.support.leftovers import processes_with
 
+pytestmark = pytest.mark.starts
+
 # How a program tries something: the error's name, or the value.
 TRY = """
 import ctypes, errno, glob, json, os, signal, socket, stat, sys, time

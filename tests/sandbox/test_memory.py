@@ -11,6 +11,8 @@ from agentrl_sandbox.base import BoxSandbox
 from agentrl_sandbox.bubblewrap.usage import ControlGroups, find_control_groups, most_descriptors
 from agentrl_sandbox.types import Limits, python_program
 
+pytestmark = pytest.mark.starts
+
 
 @pytest.fixture
 def anyio_backend() -> str:

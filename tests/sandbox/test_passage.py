@@ -14,6 +14,8 @@ from agentrl_sandbox.passage import MAX_CARRIED
 from agentrl_sandbox.types import Limits, Program
 from tests.support.echo import ASK, echo
 
+pytestmark = pytest.mark.starts
+
 DEADLINE_S = 300
 
 

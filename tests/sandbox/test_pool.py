@@ -11,11 +11,13 @@ import anyio
 import pytest
 from pydantic import ValidationError
 
-from agentrl.episode.usage_record import sandbox_metrics, watch_sandboxes
+from agentrl.env.faults import watch_metrics
 from agentrl_sandbox import Ending, Limits, Program, Result, SandboxConfig, SandboxPool, open_sandbox, python_program
 from agentrl_sandbox.base import BoxSandbox
 from agentrl_sandbox.unsafe import open_unsafe_process
 from tests.support.leftovers import processes_with
+
+pytestmark = pytest.mark.starts
 
 
 async def test_a_pool_runs_as_many_at_a_time_as_it_may_and_counts_the_wait(sandbox: BoxSandbox) -> None:
@@ -77,12 +79,12 @@ async def test_the_opt_out_says_that_it_is_unsafe_each_time(capfd: pytest.Captur
 
 async def test_an_episode_that_used_the_opt_out_has_a_metric_of_it(sandbox: BoxSandbox) -> None:
     unsafe, program = open_unsafe_process(), Program(argv=("true",))
-    with watch_sandboxes() as used:
+    with watch_metrics() as noted:
         await sandbox.run(program)
-        assert sandbox_metrics(used) == {}
+        assert noted == {}
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(unsafe.run, program)
-    assert sandbox_metrics(used) == {"unsafe_sandbox": 1.0}
+    assert noted == {"unsafe_sandbox": 1.0}
 
 
 async def test_the_opt_out_keeps_the_same_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

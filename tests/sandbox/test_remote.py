@@ -25,6 +25,8 @@ from agentrl_sandbox.types import Ending, Limits, Program, python_program
 from tests.support.leftovers import processes_with
 from tests.support.ports import later_port
 
+pytestmark = pytest.mark.starts
+
 PATIENT = Limits(wall_s=60)
 """Of programs that end by themselves, however busy the machine is."""
 

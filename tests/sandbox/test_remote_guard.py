@@ -19,6 +19,8 @@ from agentrl_sandbox.hosts.sandbox_server import MAX_LIMITS, main, serving_sandb
 from agentrl_sandbox.remote import open_remote
 from agentrl_sandbox.types import Limits, Program, python_program
 
+pytestmark = pytest.mark.starts
+
 PROGRAM = {"argv": ["true"]}
 JSON = {"Content-Type": "application/json"}
 

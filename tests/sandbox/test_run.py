@@ -15,6 +15,8 @@ from agentrl_sandbox.base import BoxSandbox
 from agentrl_sandbox.types import Ending, Limits, Program, Result, python_program
 from tests.support.leftovers import processes_with
 
+pytestmark = pytest.mark.starts
+
 # Runs the sandbox as an ordinary user; it drops root after its imports, since the tests' own Python may be root's alone.
 ORDINARY = """
 import os, sys

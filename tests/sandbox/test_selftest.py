@@ -14,6 +14,8 @@ from agentrl_sandbox.bubblewrap import open_bubblewrap
 from agentrl_sandbox.bubblewrap.host import Host, find_host
 from agentrl_sandbox.bubblewrap.selftest import advice
 
+pytestmark = pytest.mark.starts
+
 WEAK = Path(__file__).parents[1] / "support" / "weak_bwrap.py"
 
 

@@ -15,6 +15,8 @@ from agentrl_sandbox.session import diff_snapshots
 from agentrl_sandbox.types import Ending, Limits, Program, Result
 from tests.support.leftovers import processes_with
 
+pytestmark = pytest.mark.starts
+
 
 async def test_python_keeps_its_variables_and_prints_the_last_expression(sandbox: BoxSandbox) -> None:
     async with sandbox.session() as session:

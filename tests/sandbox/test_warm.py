@@ -7,12 +7,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.concurrency import watch_outside_work
 from agentrl.errors import ConfigError
+from agentrl.support.concurrency import watch_outside_work
 from agentrl_rewards.code import CodeGrader, call_tests
 from agentrl_sandbox import Ending, Limits, Program, open_warm_python, python_program
 from agentrl_sandbox.base import BoxSandbox
 from tests.support.submissions import grade_all, read_submissions
+
+pytestmark = pytest.mark.starts
 
 SUBMISSIONS = Path(__file__).parents[1] / "reward" / "code" / "submissions"
 LIMITS = Limits(wall_s=60, cpu_s=10, memory_mb=256)
@@ -123,7 +125,7 @@ async def test_grades_are_those_of_a_sandbox_for_each_case(sandbox: BoxSandbox) 
             assert grades[0].feedback() == grades[1].feedback()
 
 
-@pytest.mark.external
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "reward"), [("hostile_functions", 0), ("hostile_resources", 0), ("honest_functions", 1)])
 async def test_hostile_submissions_get_nothing_and_odd_ones_that_are_right_get_everything(
     sandbox: BoxSandbox, name: str, reward: float

@@ -18,6 +18,8 @@ from agentrl_sandbox.unsafe import open_unsafe_process
 from tests.support.submissions import Submission, read_submissions
 from tests.support.warm import warm_parents
 
+pytestmark = pytest.mark.starts
+
 HELP = """
 import ctypes, fcntl, glob, json, mmap, os, platform, resource, signal, socket, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -124,7 +126,7 @@ async def test_attacks_change_no_other_program(sandbox: BoxSandbox) -> None:
     await check_attacks(sandbox, attacks(QUICK))
 
 
-@pytest.mark.external
+@pytest.mark.long
 async def test_no_attack_of_the_table_changes_another_program(sandbox: BoxSandbox) -> None:
     await check_attacks(sandbox, attacks(None))
 
@@ -146,7 +148,7 @@ async def test_submissions_that_attack_change_no_grade(sandbox: BoxSandbox) -> N
     await check_grades(sandbox, attacks(QUICK))
 
 
-@pytest.mark.external
+@pytest.mark.long
 async def test_no_submission_of_the_table_changes_a_grade(sandbox: BoxSandbox) -> None:
     await check_grades(sandbox, attacks(None))
 

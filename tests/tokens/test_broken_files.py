@@ -14,6 +14,8 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.template.rendering import ChatTemplate
 from tests.rollout.harness import make_renderer
 
+pytestmark = pytest.mark.starts
+
 BOUNDED = r"""
 import re, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (4_000_000_000, 4_000_000_000))

@@ -17,6 +17,8 @@ from agentrl.tokens.renderer import EncodedConversation, Renderer
 from tests.tokens.dialogues import ONE, SHAPES, TOOL, TWO, assistant, call, calls, result, system, user
 from tests.tokens.families import FAMILIES, write_family
 
+pytestmark = pytest.mark.starts
+
 
 def sampled_text(renderer: Renderer, encoded: EncodedConversation) -> list[str]:
     """Return the text of each stretch under the mask."""

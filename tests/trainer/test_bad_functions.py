@@ -29,7 +29,7 @@ def late(batch):
 CONFIG = TrainerConfig(lr=1e-3, minibatches=1, call_timeout_s=300)
 IDS = [np.arange(30, dtype=np.int32)]
 
-pytestmark = [pytest.mark.processes, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+pytestmark = [pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
 
 def launch(checkpoint: Path, folder: Path, policy_loss: str) -> Any:  # noqa: ANN401 - a context manager
@@ -38,6 +38,7 @@ def launch(checkpoint: Path, folder: Path, policy_loss: str) -> Any:  # noqa: AN
     return launch_trainer(CONFIG, algorithm, model_path=checkpoint, total_steps=10, seed=0, log_path=log)
 
 
+@pytest.mark.starts
 async def test_a_loss_that_fails_later_ends_the_step_by_name_and_leaves_weights_and_checkpoint(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +65,7 @@ async def test_a_loss_that_fails_later_ends_the_step_by_name_and_leaves_weights_
     np.testing.assert_array_equal(restored.logprobs(IDS), before)
 
 
+@pytest.mark.starts
 async def test_a_loss_that_only_the_driver_can_import_is_named_when_the_trainer_starts(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.algo.companions import LR_FACTOR
-from agentrl.algo.config import AlgorithmConfig
+from agentrl.algo.config import LR_FACTOR, AlgorithmConfig
 from agentrl.algo.prefixes import plan_passes
 from agentrl.errors import ConfigError
 from agentrl.trainer.checkpoints.read import read_checkpoint
@@ -25,6 +24,8 @@ from agentrl.types import Float32Array
 from tests.support.ranks import on_ranks
 from tests.trainer.helpers import load_plain, random_batch, save_checkpoint, state_bytes, with_targets
 from tests.trainer.parallel.steps import assert_same, make_trainer, outcome_of
+
+pytestmark = pytest.mark.starts
 
 GAE: dict[str, Any] = {"advantage": "token_gae", "terms": [{"value": {"clip": 0.2}}]}
 KINDS = ("head", "trunk", "own")

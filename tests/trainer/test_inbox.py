@@ -8,6 +8,8 @@ import struct
 import subprocess
 import sys
 
+import pytest
+
 from agentrl.trainer.worker.process import Inbox
 
 INSIDE_A_REQUEST = """
@@ -26,6 +28,7 @@ def reset(connection: socket.socket) -> None:
     connection.close()
 
 
+@pytest.mark.starts
 def test_a_reset_connection_ends_a_rank_that_is_inside_a_request() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-c", INSIDE_A_REQUEST, str(listener.getsockname()[1])]
@@ -40,6 +43,7 @@ def test_a_reset_connection_ends_a_rank_that_is_inside_a_request() -> None:
                 rank.kill()
 
 
+@pytest.mark.starts
 def test_a_reset_stream_is_the_end_of_input_between_two_requests() -> None:
     class Reset(io.RawIOBase):
         def readable(self) -> bool:

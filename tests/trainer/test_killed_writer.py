@@ -20,6 +20,8 @@ from tests.support.tiny import tiny_checkpoint
 from tests.trainer.helpers import random_batch, save_checkpoint
 from tests.trainer.parallel.steps import make_trainer
 
+pytestmark = pytest.mark.starts
+
 ROWS = 60_000
 LIMIT = 100_000
 """Bytes of a file at which its writer is killed; the file would be more than twice as long."""
@@ -64,7 +66,7 @@ def killed_in_a_file(ranks: Ranks, root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exchange", "files"), [pytest.param(1, [], marks=pytest.mark.external), (2, ["model.safetensors", "optimizer.state"])]
+    ("exchange", "files"), [pytest.param(1, [], marks=pytest.mark.long), (2, ["model.safetensors", "optimizer.state"])]
 )
 def test_a_writer_killed_between_files_leaves_the_checkpoint_before(tmp_path: Path, exchange: int, files: list[str]) -> None:
     write_numbers(Ranks(), tmp_path, 1)
@@ -86,7 +88,7 @@ def test_a_writer_killed_in_the_middle_of_a_file_leaves_the_checkpoint_before(tm
     _check_that_training_continues_from(tmp_path, 1)
 
 
-@pytest.mark.external
+@pytest.mark.long
 def test_a_writer_killed_after_its_last_file_leaves_the_new_checkpoint(tmp_path: Path) -> None:
     write_numbers(Ranks(), tmp_path, 1)
 
@@ -105,7 +107,7 @@ def second_rank_killed_in_a_file(ranks: Ranks, path: Path, folder: Path) -> None
     save_checkpoint(trainer, folder / "step-2")
 
 
-@pytest.mark.external
+@pytest.mark.long
 def test_a_rank_killed_in_the_middle_of_its_file_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model")
 

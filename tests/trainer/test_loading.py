@@ -22,6 +22,8 @@ from tests.support.ranks import on_ranks
 from tests.support.tiny import tiny_checkpoint
 from tests.trainer.helpers import load_plain
 
+pytestmark = pytest.mark.starts
+
 _CPU = torch.device("cpu")
 _IDS = np.arange(1, 12, dtype=np.int32)
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -139,9 +141,9 @@ def test_one_process_has_every_bit_of_what_transformers_loads(tmp_path: Path, fo
     ("mesh", "forms"),
     [
         (MeshShape(dp=2), (_in_bfloat16, _experts, _renamed_by_transformers)),
-        pytest.param(MeshShape(dp=4), _FORMS, marks=pytest.mark.external),
+        pytest.param(MeshShape(dp=4), _FORMS, marks=pytest.mark.long),
         pytest.param(
-            MeshShape(dp=2, tp=2), (_tied, _untied, _in_several_files, _with_a_head_of_its_own), marks=pytest.mark.external
+            MeshShape(dp=2, tp=2), (_tied, _untied, _in_several_files, _with_a_head_of_its_own), marks=pytest.mark.long
         ),
     ],
     ids=["dp2", "dp4", "dp2-tp2"],

@@ -33,6 +33,8 @@ from tests.support.tiny import Architecture, tiny_checkpoint
 from tests.trainer.helpers import full_logprobs, load_plain, random_batch, save_checkpoint, state_bytes
 from tests.trainer.parallel.steps import IDS, assert_same, make_trainer, three_steps
 
+pytestmark = pytest.mark.starts
+
 LORA: dict[str, Any] = {"lora": {"rank": 4, "alpha": 8}, "lr": 1e-2}
 
 
@@ -100,9 +102,9 @@ def test_a_pattern_selects_the_weights_that_are_trained(tmp_path: Path) -> None:
     [
         (MeshShape(dp=2), "qwen3", {"microbatch_tokens": 64, "gradient_checkpointing": True}),
         (MeshShape(tp=2), "qwen3", {"microbatch_tokens": 100}),
-        pytest.param(MeshShape(dp=2, tp=2), "llama", {"minibatches": 2}, marks=pytest.mark.external),
-        pytest.param(MeshShape(dp=3), "qwen2", {"lora": {"rank": 2}}, marks=pytest.mark.external),
-        pytest.param(MeshShape(cp=2), "qwen2", {"microbatch_tokens": 64}, marks=pytest.mark.external),
+        pytest.param(MeshShape(dp=2, tp=2), "llama", {"minibatches": 2}, marks=pytest.mark.long),
+        pytest.param(MeshShape(dp=3), "qwen2", {"lora": {"rank": 2}}, marks=pytest.mark.long),
+        pytest.param(MeshShape(cp=2), "qwen2", {"microbatch_tokens": 64}, marks=pytest.mark.long),
     ],
     ids=str,
 )

@@ -22,6 +22,7 @@ from tests.trainer.helpers import random_batch
 IDS = np.arange(3, 40, dtype=np.int32)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("way", ["adapter", "merged"])
 @pytest.mark.anyio

@@ -21,6 +21,8 @@ from tests.support.ranks import on_ranks
 from tests.trainer.helpers import random_batch, save_checkpoint, state_bytes
 from tests.trainer.parallel.steps import make_trainer
 
+pytestmark = pytest.mark.starts
+
 SETTINGS = {"microbatch_tokens": 64}
 
 

@@ -18,6 +18,8 @@ from tests.support.ranks import on_ranks
 from tests.trainer.helpers import full_logprobs, load_plain, random_batch, save_checkpoint, state_bytes, without_advantages
 from tests.trainer.parallel.steps import assert_same, make_trainer, outcome_of
 
+pytestmark = pytest.mark.starts
+
 
 def settings(k: int = 2, **reference: object) -> dict[str, Any]:
     return {"algorithm": {"terms": [{"kl": {"weight": 0.5, "k": k}}], "reference": reference}, "max_grad_norm": 1e9}

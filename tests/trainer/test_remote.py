@@ -36,6 +36,8 @@ from agentrl.weights.disk import verify_directory
 from tests.support.cli import children
 from tests.trainer.helpers import load_plain, random_batch
 
+pytestmark = pytest.mark.starts
+
 _CONFIG = TrainerConfig(lr=1e-3, minibatches=2, max_bad_steps=2, call_timeout_s=120)
 _IDS = np.arange(30, dtype=np.int32)
 

@@ -25,6 +25,8 @@ from tests.support.tiny import build_tokenizer
 from tests.trainer.helpers import random_batch
 from tests.weights.receivers import Receiver
 
+pytestmark = pytest.mark.starts
+
 
 @pytest.fixture
 def anyio_backend() -> str:
@@ -66,7 +68,7 @@ async def started(model: Path, folder: Path, dp: int, **settings: object) -> Asy
         total_steps=10,
         seed=0,
         log_path=folder / "trainer.log",
-        sync=SyncConfig(bucket_mb=1, timeout_s=30),
+        sync=SyncConfig(timeout_s=30),
     ) as trainer:
         yield trainer
 
@@ -96,8 +98,8 @@ def is_bfloat16_of(tensors: dict[str, Tensor], model: Path) -> bool:
     ("dp", "snapshot"),
     [
         (1, "host"),
-        pytest.param(2, "host", marks=pytest.mark.external),
-        pytest.param(2, "stream", marks=pytest.mark.external),  # in a file
+        pytest.param(2, "host", marks=pytest.mark.long),
+        pytest.param(2, "stream", marks=pytest.mark.long),  # in a file
     ],
 )
 async def test_steps_beside_a_sending_and_a_writing_change_nothing_that_leaves(
@@ -165,7 +167,7 @@ async def _end_the_run_during_a_step(trainer: RemoteTrainer) -> None:
     assert run.cancelled_caught
 
 
-@pytest.mark.external
+@pytest.mark.long
 async def test_the_memory_of_former_versions_is_given_back(tmp_path: Path, model: Path) -> None:
     async with started(model, tmp_path, 1, snapshot="host") as trainer:
         for version in range(1, 4):
@@ -189,7 +191,7 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.external
+@pytest.mark.long
 async def test_without_a_copy_a_version_that_a_step_has_changed_is_refused(tmp_path: Path, model: Path) -> None:
     async with started(model, tmp_path, 1, snapshot="stream") as trainer:
         for dtype in ("float32", None):

@@ -44,6 +44,8 @@ from agentrl.trainer.worker.protocol import (
 from agentrl.weights.types import GroupRequest
 from tests.trainer.helpers import random_batch
 
+pytestmark = pytest.mark.starts
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 

@@ -18,6 +18,8 @@ from agentrl_viewer.view.data import RunData
 from agentrl_viewer.view.export import write_episode
 from tests.support.synthetic_run import HOSTILE
 
+pytestmark = pytest.mark.starts
+
 AGENTRL = [sys.executable, "-m", "agentrl", "view"]
 
 

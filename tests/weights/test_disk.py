@@ -13,6 +13,8 @@ from agentrl.errors import TrainError, WeightSyncError
 from agentrl.weights.disk import atomic_directory, publish, read_manifest, verify_directory
 from agentrl.weights.tensors import RawTensor, model_checksum, tensor_checksum
 
+pytestmark = pytest.mark.starts
+
 _FULL_DISK = """
 import resource, sys
 from pathlib import Path

@@ -46,6 +46,7 @@ def fill_and_recover(directory: Path) -> None:
     assert not (Path(published[0].path) / ADAPTER_WEIGHTS_FILE).exists()
 
 
+@pytest.mark.starts
 def test_a_full_disk_fails_one_publication_and_loses_none(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run([*ALLOWED, "true"], capture_output=True, check=False).returncode:
         pytest.skip("a disk of its own needs `mount` in a user namespace, which this machine does not allow")

@@ -18,6 +18,8 @@ from agentrl.types import StopReason, Trajectory
 from agentrl.workflow import load_workflow
 from agentrl_testing import call, play
 
+pytestmark = pytest.mark.starts
+
 TASK: dict[str, Any] = {"id": "t1", "question": 'Say "42"; it\'s $HOME.', "answer": "42"}
 ASK = """
 ask() {

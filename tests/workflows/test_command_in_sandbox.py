@@ -20,6 +20,8 @@ from agentrl_workflows.command import Work
 from tests.support.leftovers import processes_with
 from tests.support.sandboxes import usable_host
 
+pytestmark = pytest.mark.starts
+
 COMMAND = "agentrl_workflows.command:CommandWorkflow"
 TASK: dict[str, Any] = {"id": "t1", "question": "What is 6 times 7?", "answer": "42"}
 ASK = """
@@ -28,7 +30,6 @@ ask() {
 }
 """
 SMALL = {"limits": {"memory_mb": 128, "address_space_mb": 4096, "work_mb": 8, "processes": 16, "num_files": 256}}
-pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,8 @@ from agentrl_workflows.command import Work
 from tests.support.sandboxes import usable_host
 from tests.support.self_payers import PREPARED, SELF_PAYERS
 
+pytestmark = pytest.mark.starts
+
 COMMAND = "agentrl_workflows.command:CommandWorkflow"
 TASK: dict[str, Any] = {"id": "t1", "question": "What is 6 times 7?", "answer": "42", "tests": "secret"}
 ALL_OF_THEM = f"""
@@ -59,7 +61,6 @@ def test_no_program_pays_itself_under_other_graders(settings: dict[str, Any]) ->
     assert found.metrics["gateway.refused_rewards"] > 50
 
 
-@pytest.mark.processes
 def test_no_program_pays_itself_from_the_sandbox() -> None:
     usable_host()
     found = ran("", command=["python3", "-S", "-c", PREPARED + ALL_OF_THEM], sandbox=LARGE, **UNPAID)

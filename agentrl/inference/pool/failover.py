@@ -13,11 +13,11 @@ from uuid import uuid4
 
 import anyio
 
-from agentrl.concurrency import Deadline
 from agentrl.errors import ServerUnavailable
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.pool.members import Member, Members, State, Tries
+from agentrl.support.concurrency import Deadline
 
 
 class Failover:

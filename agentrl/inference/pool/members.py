@@ -17,11 +17,11 @@ from typing import Literal, Protocol, TypeVar
 
 import anyio
 
-from agentrl.concurrency import Deadline
 from agentrl.errors import ServerError, ServerUnavailable
 from agentrl.inference.backend import Context, GenerateRequest, Generation, GenerationChunk, WeightSource
 from agentrl.inference.sglang.named_adapters import AdapterReceiver
 from agentrl.inference.sglang.server import Receiver
+from agentrl.support.concurrency import Deadline
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.types import ExpectedWeights, Publication, WeightChannel
 

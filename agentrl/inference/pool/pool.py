@@ -17,7 +17,6 @@ from typing import TypeVar
 
 import anyio
 
-from agentrl.concurrency import Deadline, task_group
 from agentrl.errors import (
     ServerError,
     ServerTimeout,
@@ -33,6 +32,7 @@ from agentrl.inference.pool.failover import Failover
 from agentrl.inference.pool.members import FROZEN_CHECKS, PAUSES, Member, Members, Server, State
 from agentrl.inference.pool.transfer import leave_all
 from agentrl.inference.pool.update import CLEANUP_S, Updater
+from agentrl.support.concurrency import Deadline, task_group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

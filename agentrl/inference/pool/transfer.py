@@ -15,10 +15,10 @@ from typing import Final, NamedTuple, TypeAlias
 import anyio.lowlevel
 import anyio.to_thread
 
-from agentrl.concurrency import task_group
 from agentrl.errors import ServerError, WeightSyncError
 from agentrl.inference.backend import WeightSource
 from agentrl.inference.pool.members import Member
+from agentrl.support.concurrency import task_group
 from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.tensors import WEIGHTS_FILE, equal_as_bfloat16, held_checksums
 from agentrl.weights.types import ExpectedWeights, Publication, Sending, WeightFeed

@@ -19,7 +19,6 @@ from typing import Literal, NamedTuple
 import anyio
 import numpy as np
 
-from agentrl.concurrency import task_group
 from agentrl.errors import ServerError, ServerUnavailable, WeightSyncError
 from agentrl.inference.backend import Probe, UpdateReport, WeightSource
 from agentrl.inference.pool.members import Member, Members, PauseMode, State, ask_member
@@ -32,6 +31,7 @@ from agentrl.inference.pool.transfer import (
     labelled_digest,
     open_transfer,
 )
+from agentrl.support.concurrency import task_group
 
 logger = logging.getLogger(__name__)
 CLEANUP_S = 3.0

@@ -58,14 +58,12 @@ class AdapterUses:
         return self._pieces.keys()
 
     def begin(self) -> NamedAdapter | None:
-        """Return the adapter of a piece that is sent now; `end` must follow."""
+        """Return the adapter of a piece that is sent now; `end` must follow where there is one."""
         if self.served is not None:
             self._pieces[self.served.name] += 1
         return self.served
 
-    def end(self, adapter: NamedAdapter | None) -> None:
-        if adapter is None:
-            return
+    def end(self, adapter: NamedAdapter) -> None:
         self._pieces[adapter.name] -= 1
         if not self._pieces[adapter.name]:
             del self._pieces[adapter.name]

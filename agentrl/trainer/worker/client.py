@@ -16,12 +16,12 @@ from typing import Self
 import anyio
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, InvariantError, TrainerDied, TrainError, error_named
 from agentrl.processes.base import Launcher, LocalLauncher
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.link import STREAM_ENDS, Link, LinkEnd
 from agentrl.processes.machine import is_loopback
+from agentrl.support.concurrency import task_group
 from agentrl.trainer.base import SaveReport, StepReport, TrainBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker import protocol

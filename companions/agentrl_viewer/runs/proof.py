@@ -18,13 +18,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 import orjson
 
+from agentrl.commands.open_run import open_run
 from agentrl.episode.codec import stored_trajectory
 from agentrl.episode.summary import EndedEpisode, EpisodeSummary, summarize
 from agentrl.episode.trajectory import Trajectory, Turn, VersionSpan
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.observe.episode_files import read_lines
-from agentrl.runs.reading import read_index, read_metrics, read_trained_lines
-from agentrl.runs.run import open_run
+from agentrl.observe.runs.reading import read_index, read_metrics, read_trained_lines
 from agentrl.tokens.verify import request_digests, trained_digests, verify
 
 Verdict: TypeAlias = Literal["equal", "differs", "not recorded", "not trained"]

@@ -14,9 +14,9 @@ from typing import Final, Protocol
 
 import anyio
 
-from agentrl.concurrency import task_group
 from agentrl.env import environment_boundary
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import task_group
 from agentrl_rewards.code.blocks import last_code_block
 from agentrl_rewards.code.cases import HiddenTests
 from agentrl_rewards.code.module_run import ModuleTestRun

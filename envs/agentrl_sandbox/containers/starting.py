@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from agentrl.concurrency import outside_work
 from agentrl.errors import EnvironmentFault
+from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.containers.protocol import START_S
 
 

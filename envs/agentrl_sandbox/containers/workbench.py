@@ -13,9 +13,8 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 
-from agentrl.concurrency import outside_work
-from agentrl.episode.usage_record import note_use
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.box import open_session
 from agentrl_sandbox.bubblewrap.host import Host, find_host
 from agentrl_sandbox.bubblewrap.seccomp import native_architecture, seccomp_filter
@@ -75,7 +74,6 @@ class BubblewrapWorkbench:
         if self._runs:
             raise ConfigError("containers: a workbench has one container at a time; end the other one first")
         limits, name = limits or self.limits, self._new_name()
-        note_use("bubblewrap", is_isolated=True)
         await self._in_thread((self._memory.outside / name).mkdir)
         lower = [*(f"{self._memory.inside}/{layer}" for layer in reversed(self._layers)), str(self._root.path)]
         parts = self._parts

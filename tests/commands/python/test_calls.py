@@ -52,6 +52,7 @@ def check(trained: TrainedRun, folder: Path) -> None:
     assert len((trained.path / "tasks.jsonl").read_text().splitlines()) == len(TASKS)
 
 
+@pytest.mark.starts
 def test_a_script_trains_in_one_call(tmp_path: Path, checkpoint: Path) -> None:
     settings: dict[str, Any] = {**SMALL, "name": "first", "runs_dir": tmp_path}
     check(agentrl.train(solve, TASKS, model=checkpoint, **settings), tmp_path)
@@ -59,7 +60,8 @@ def test_a_script_trains_in_one_call(tmp_path: Path, checkpoint: Path) -> None:
         agentrl.train(solve, TASKS, model=checkpoint, **settings)
 
 
-@pytest.mark.external
+@pytest.mark.starts
+@pytest.mark.long
 def test_a_script_resumes_a_run(tmp_path: Path, checkpoint: Path) -> None:
     settings: dict[str, Any] = {**SMALL, "name": "first", "runs_dir": tmp_path}
     agentrl.train(solve, TASKS, model=checkpoint, **settings)
@@ -68,16 +70,19 @@ def test_a_script_resumes_a_run(tmp_path: Path, checkpoint: Path) -> None:
     assert again.report.train_steps == 2
 
 
-@pytest.mark.external
+@pytest.mark.starts
+@pytest.mark.long
 async def test_a_call_under_a_running_loop_trains_in_a_thread_of_its_own(tmp_path: Path, checkpoint: Path) -> None:
     check(agentrl.train(solve, TASKS, model=checkpoint, name="first", runs_dir=tmp_path, **SMALL), tmp_path)
 
 
-@pytest.mark.external
+@pytest.mark.starts
+@pytest.mark.long
 async def test_a_program_with_a_loop_awaits_the_run(tmp_path: Path, checkpoint: Path) -> None:
     check(await agentrl.train_async(solve, TASKS, model=checkpoint, name="first", runs_dir=tmp_path, **SMALL), tmp_path)
 
 
+@pytest.mark.starts
 async def test_a_served_checkpoint_plays_evaluates_and_answers_a_client(checkpoint: Path) -> None:
     async with agentrl.serve(checkpoint, inference=SMALL["inference"], sampling__max_tokens=6, seed=3) as policy:
         assert policy.url.startswith("http://127.0.0.1:")
@@ -92,6 +97,7 @@ async def test_a_served_checkpoint_plays_evaluates_and_answers_a_client(checkpoi
         client.close(StopReason.COMPLETED, final_reward=1.0)
 
 
+@pytest.mark.starts
 async def test_a_checkpoint_is_evaluated_on_every_task_and_leaves_nothing_behind(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.starts
 async def test_a_process_is_ready_when_it_says_so(tmp_path: Path) -> None:
     process = process_of(recipe(tmp_path, "import os", "print('loading', os.environ['AGENTRL_TEST'])", READY, WAIT))
     async with anyio.create_task_group() as tasks:
@@ -89,6 +90,7 @@ async def test_a_process_is_ready_when_it_says_so(tmp_path: Path) -> None:
         await process.stop()
 
 
+@pytest.mark.starts
 async def test_a_process_is_ready_when_it_has_said_all_of_it_in_any_order(tmp_path: Path) -> None:
     process = speaking(tmp_path, "echo listening", ready=("warm", "listening"))
     async with anyio.create_task_group() as tasks:
@@ -102,6 +104,7 @@ async def test_a_process_is_ready_when_it_has_said_all_of_it_in_any_order(tmp_pa
         await process.stop()
 
 
+@pytest.mark.starts
 async def test_output_without_an_end_of_line_is_logged_and_keeps_nothing_waiting(tmp_path: Path) -> None:
     lines = [
         "import sys",
@@ -117,6 +120,7 @@ async def test_output_without_an_end_of_line_is_logged_and_keeps_nothing_waiting
     assert "no end of line here" in log_of(process)
 
 
+@pytest.mark.starts
 async def test_a_process_that_ends_before_it_is_ready_tells_its_last_lines(tmp_path: Path) -> None:
     process = process_of(recipe(tmp_path, "import sys", "sys.exit('no such model: /models/none')"))
     async with anyio.create_task_group() as tasks:
@@ -124,6 +128,7 @@ async def test_a_process_that_ends_before_it_is_ready_tells_its_last_lines(tmp_p
             await process.start(tasks, 60)
 
 
+@pytest.mark.starts
 async def test_a_process_that_is_never_ready_is_ended_at_the_deadline(tmp_path: Path) -> None:
     process = speaking(tmp_path, "echo $$ >&2", ready=("never",))
     async with anyio.create_task_group() as tasks:
@@ -132,6 +137,7 @@ async def test_a_process_that_is_never_ready_is_ended_at_the_deadline(tmp_path: 
     assert not alive(int(log_of(process)))
 
 
+@pytest.mark.starts
 async def test_a_cancelled_start_ends_the_process(tmp_path: Path) -> None:
     pid, pipe = 0, tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -144,6 +150,7 @@ async def test_a_cancelled_start_ends_the_process(tmp_path: Path) -> None:
     assert not alive(pid)
 
 
+@pytest.mark.starts
 async def test_a_command_that_does_not_exist_says_so(tmp_path: Path) -> None:
     missing = Recipe(
         command=("/nowhere/python",), environment={}, ready=(re.compile("x"),), url="", log_path=tmp_path / "server-0.log"
@@ -153,6 +160,7 @@ async def test_a_command_that_does_not_exist_says_so(tmp_path: Path) -> None:
             await process_of(missing).start(tasks, 60)
 
 
+@pytest.mark.starts
 async def test_the_end_of_a_process_is_told_with_its_cause(tmp_path: Path) -> None:
     lines = ["import os, signal, sys", READY, "print('out of memory', file=sys.stderr, flush=True)"]
     process = process_of(recipe(tmp_path, *lines, "os.kill(os.getpid(), signal.SIGKILL)"))
@@ -163,6 +171,7 @@ async def test_the_end_of_a_process_is_told_with_its_cause(tmp_path: Path) -> No
         await process.stop()
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # three seconds of patience
 async def test_a_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -> None:
     lines = [
@@ -183,6 +192,7 @@ async def test_a_process_that_ignores_sigterm_is_killed_with_its_children(tmp_pa
     await until_ended(child)
 
 
+@pytest.mark.starts
 async def test_the_log_of_a_server_on_one_pipe_is_kept(tmp_path: Path) -> None:
     process = process_of(recipe(tmp_path, "print('first')", READY, "print('after', flush=True)", WAIT))
     async with anyio.create_task_group() as tasks:
@@ -194,6 +204,7 @@ async def test_the_log_of_a_server_on_one_pipe_is_kept(tmp_path: Path) -> None:
     assert "first" in log_of(process)
 
 
+@pytest.mark.starts
 def test_the_key_comes_from_the_environment_and_its_lack_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     config = InferenceConfig(api_key_env="AGENTRL_TEST_KEY")
     monkeypatch.delenv("AGENTRL_TEST_KEY", raising=False)
@@ -212,6 +223,7 @@ with socket.create_server(("127.0.0.1", PORT)):
 """
 
 
+@pytest.mark.starts
 async def test_a_server_whose_port_was_taken_is_started_on_another(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, launch.PortReserve("127.0.0.1") as free:
         ports = iter([other.getsockname()[1], free.take()])
@@ -228,6 +240,7 @@ async def test_a_server_whose_port_was_taken_is_started_on_another(tmp_path: Pat
             await launched.process.stop()
 
 
+@pytest.mark.starts
 async def test_a_server_that_finds_every_port_taken_says_so(tmp_path: Path) -> None:
     tried: list[int] = []
 
@@ -242,6 +255,7 @@ async def test_a_server_that_finds_every_port_taken_says_so(tmp_path: Path) -> N
     assert len(tried) == launch.MAX_PORTS
 
 
+@pytest.mark.starts
 async def test_a_server_that_fails_for_another_reason_is_not_tried_on_another_port(tmp_path: Path) -> None:
     ports = iter([1, 2])
     async with anyio.create_task_group() as tasks:
@@ -256,6 +270,7 @@ async def test_a_server_that_fails_for_another_reason_is_not_tried_on_another_po
     assert next(ports) == 2
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_reserved_port_is_given_to_nobody_else_and_open_to_its_server(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -271,6 +286,7 @@ def test_a_reserved_port_is_given_to_nobody_else_and_open_to_its_server(host: st
                 assert client.recv(1) == b""
 
 
+@pytest.mark.starts
 def test_a_host_of_another_machine_is_a_config_error() -> None:
     with (
         launch.PortReserve("192.0.2.1") as ports,
@@ -290,6 +306,7 @@ def counting(folder: Path) -> tuple[Path, list[str]]:
     ]
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # ending a stopped process takes its time
 async def test_a_process_whose_server_gives_no_answer_is_killed_and_started_again(
     tmp_path: Path, anyio_backend: str
@@ -311,6 +328,7 @@ async def test_a_process_whose_server_gives_no_answer_is_killed_and_started_agai
     await process.stop()
 
 
+@pytest.mark.starts
 async def test_a_process_whose_server_was_taken_out_is_started_again_until_that_has_happened_too_often(
     tmp_path: Path,
 ) -> None:
@@ -335,6 +353,7 @@ async def test_a_process_whose_server_was_taken_out_is_started_again_until_that_
     await process.stop()
 
 
+@pytest.mark.starts
 async def test_a_server_that_is_taken_out_before_its_launcher_reports_the_start_is_noticed() -> None:
     only = ScriptedServer(lambda _: [1], vocab_size=VOCAB, url="scripted://0")
     async with pool_of(only, **OFTEN) as pool:
@@ -346,6 +365,7 @@ async def test_a_server_that_is_taken_out_before_its_launcher_reports_the_start_
             assert await pool.until_taken_out("scripted://0") == "its log-probs are wrong"
 
 
+@pytest.mark.starts
 async def test_restarts_are_counted_within_a_window_of_time(tmp_path: Path) -> None:
     count, counted = counting(tmp_path)
     process = process_of(recipe(tmp_path, *counted, READY, "sys.stdin.read()"))
@@ -362,6 +382,7 @@ async def test_restarts_are_counted_within_a_window_of_time(tmp_path: Path) -> N
     await process.stop()
 
 
+@pytest.mark.starts
 async def test_a_start_that_fails_counts_as_one_and_is_tried_again(tmp_path: Path) -> None:
     count, counted = counting(tmp_path)
     counted.append("sys.exit('no memory') if number == 2 else None")

@@ -22,7 +22,7 @@ from agentrl.inference.sglang.server import SGLangServer
 from agentrl.types import StopReason
 from tests.support.scripted import request
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+pytestmark = [pytest.mark.starts, pytest.mark.sglang, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
 CONTEXT = 64
 CALLS = [

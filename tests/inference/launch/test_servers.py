@@ -22,6 +22,8 @@ from agentrl.weights.types import Publication
 from tests.support.scripted import all_serving, request, seen
 from tests.support.tiny import build_model
 
+pytestmark = pytest.mark.starts
+
 
 @pytest.fixture
 def anyio_backend() -> str:

@@ -54,7 +54,7 @@ def test_the_python_is_the_one_named_then_the_environment_s_then_the_one_beside(
 
 
 def test_without_a_name_the_environment_in_the_root_of_the_clone_is_looked_for() -> None:
-    assert (CLONE / "scripts" / "sglang_install.sh").is_file()
+    assert (CLONE / "scripts" / "environments.py").is_file()
 
 
 @pytest.mark.parametrize("through", ["config", "variable"])

@@ -19,6 +19,8 @@ import pytest
 
 from agentrl.inference.launch.sglang import LAUNCHER
 
+pytestmark = pytest.mark.starts
+
 PATIENCE_S = 60.0
 """Deadline of a step; a process that needs longer hangs."""
 PACKAGE = {

@@ -110,16 +110,18 @@ async def graded(sandbox: BoxSandbox, source: str, test_file: str) -> CodeGrade:
     return await CodeGrader(sandbox, limits=LIMITS).grade(response(source), ModuleTests(source=test_file))
 
 
+@pytest.mark.starts
 async def test_a_right_submission_passes_every_test_function(sandbox: BoxSandbox) -> None:
     grade = await graded(sandbox, RIGHT, TEST_FILE)
     assert (grade.reward, grade.feedback()) == (1.0, "3 of 3 tests passed.")
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     "names",
     [
         pytest.param(USUAL, id="usual"),
-        pytest.param(tuple(HOSTILE.keys() - set(USUAL)), id="all others", marks=pytest.mark.external),
+        pytest.param(tuple(HOSTILE.keys() - set(USUAL)), id="all others", marks=pytest.mark.long),
     ],
 )
 async def test_no_hostile_submission_gets_a_reward_of_a_test_file(sandbox: BoxSandbox, names: tuple[str, ...]) -> None:
@@ -129,6 +131,7 @@ async def test_no_hostile_submission_gets_a_reward_of_a_test_file(sandbox: BoxSa
     assert {name: grade.reward for name, grade in grades.items() if grade.reward} == {}
 
 
+@pytest.mark.starts
 async def test_an_error_at_import_is_no_error_that_the_test_expects(sandbox: BoxSandbox) -> None:
     test_file = TEST_FILE.partition("@pytest")[0] + "def test_zero" + TEST_FILE.partition("def test_zero")[2]
     grade = await graded(sandbox, "raise ZeroDivisionError('zero')\n", test_file)
@@ -138,6 +141,7 @@ async def test_an_error_at_import_is_no_error_that_the_test_expects(sandbox: Box
     assert (await graded(sandbox, RIGHT, test_file)).reward == 1.0
 
 
+@pytest.mark.starts
 async def test_no_program_holds_both_sides_and_no_warm_interpreter_runs_a_test(
     sandbox: BoxSandbox,
 ) -> None:
@@ -155,6 +159,7 @@ async def test_no_program_holds_both_sides_and_no_warm_interpreter_runs_a_test(
     assert all(b"assert" not in each.stdin for each in programs)
 
 
+@pytest.mark.starts
 async def test_feedback_of_a_test_file_holds_the_outcome_alone(sandbox: BoxSandbox) -> None:
     source = "def mix(numbers): return None if numbers == [4] else 23\ndef ratio(a, b): raise KeyError(f'{a} {b}')\n"
     test_file = (
@@ -172,12 +177,14 @@ async def test_feedback_of_a_test_file_holds_the_outcome_alone(sandbox: BoxSandb
     ]
 
 
+@pytest.mark.starts
 async def test_a_share_of_a_test_file_counts_its_functions(sandbox: BoxSandbox) -> None:
     grader = CodeGrader(sandbox, limits=LIMITS, partial_credit=True)
     source = RIGHT.replace("a / b", "a / b + 1")
     assert await grader(response(source), ModuleTests(source=TEST_FILE)) == pytest.approx(2 / 3)
 
 
+@pytest.mark.starts
 async def test_a_submission_keeps_its_state_within_a_test_function_and_loses_it_after(sandbox: BoxSandbox) -> None:
     source = "seen = []\ndef put(x):\n    seen.append(x)\n    return {'b': len(seen), 'a': seen}\n"
     test_file = (
@@ -191,6 +198,7 @@ async def test_a_submission_keeps_its_state_within_a_test_function_and_loses_it_
     assert (grade.reward, grade.feedback()) == (1.0, "2 of 2 tests passed.")
 
 
+@pytest.mark.starts
 async def test_an_object_of_the_submission_does_not_travel(sandbox: BoxSandbox) -> None:
     grade = await graded(
         sandbox,
@@ -201,6 +209,7 @@ async def test_an_object_of_the_submission_does_not_travel(sandbox: BoxSandbox) 
     assert "got a value of type Stack" in grade.cases[0].detail
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     "body", ["assert True", "assert undefined_name", "f(object())", "import os; os._exit(0)", "yield f(1)"]
 )
@@ -209,6 +218,7 @@ async def test_a_test_that_never_asks_the_submission_is_a_fault_of_the_task(sand
         await graded(sandbox, "def f(x): return x\n", f"from solution import f\ndef test_it():\n    {body}\n")
 
 
+@pytest.mark.starts
 async def test_a_test_that_calls_without_end_fails(sandbox: BoxSandbox) -> None:
     test_file = "from solution import f\ndef test_it():\n    while f('x' * 10) != 3: pass\n"
     grade = await graded(sandbox, "def f(x): return x * 200_000\n", test_file)

@@ -50,6 +50,7 @@ def in_turn(submissions: list[Submission]) -> list[tuple[Limits, int, list[Submi
     return [(STRICT, 4, ends), (SHORT, 8, runs_on), (SHORT, 1, explodes)]
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("name", ["functions", "resources", "programs"])
 async def test_no_hostile_submission_gets_a_reward(sandbox: BoxSandbox, name: str) -> None:
     submissions = hostile(name)
@@ -62,6 +63,7 @@ async def test_no_hostile_submission_gets_a_reward(sandbox: BoxSandbox, name: st
     assert {each.name: outcomes[each.name] for each in submissions if not outcomes[each.name] <= each.outcomes} == {}
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("name", ["functions", "programs"])
 async def test_no_odd_submission_that_is_right_loses_anything(sandbox: BoxSandbox, name: str) -> None:
     grader = CodeGrader(sandbox, limits=GENEROUS, num_concurrent=4)
@@ -103,12 +105,14 @@ def search(argument):
 """
 
 
+@pytest.mark.starts
 async def test_what_is_expected_is_nowhere_in_the_sandbox(sandbox: BoxSandbox) -> None:
     tests = call_tests([("search('canary-argument-0123abcd')", "'canary-expected-0123abcd'")])
     grade = await CodeGrader(sandbox, limits=GENEROUS).grade(f"```python\n{SEARCH}```\n", tests)
     assert grade.cases[0].detail.startswith("LookupError: ['canary-argument-0123abcd'] (line ")
 
 
+@pytest.mark.starts
 async def test_a_submission_gets_the_same_reward_each_time(sandbox: BoxSandbox) -> None:
     source = "def mix(values):\n    return next(iter({'a', 'b', 'c', 'd', 'e'}))\n"
     tests = call_tests([(f"mix({number})", repr(letter)) for number, letter in enumerate("abcde")])
@@ -124,6 +128,7 @@ STARTERS = {
 }
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("name", STARTERS)
 async def test_a_solution_may_copy_the_starter_of_its_task(sandbox: BoxSandbox, name: str) -> None:
     indent = " " * (8 if "class" in STARTERS[name].split()[0] else 4)
@@ -133,6 +138,7 @@ async def test_a_solution_may_copy_the_starter_of_its_task(sandbox: BoxSandbox, 
     assert grade.reward == 1, grade.cases[0].detail
 
 
+@pytest.mark.starts
 async def test_an_error_tells_the_line_of_the_submission_and_a_name_that_nobody_has(sandbox: BoxSandbox) -> None:
     source = "def f(x: List[int]):\n\n    return no_such_name(x)\n"
     grade = await CodeGrader(sandbox, limits=GENEROUS).grade(f"```python\n{source}```\n", call_tests([("f([1])", "1")]))

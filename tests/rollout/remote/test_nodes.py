@@ -19,6 +19,8 @@ from agentrl_workflows.demo.ray_nodes import LocalRayCluster
 from tests.rollout.harness import PATIENCE_S, SAMPLING, make_server, says
 from tests.support.remote import remote_runner
 
+pytestmark = pytest.mark.starts
+
 
 def ignore(turn: Turn) -> None:
     """Take a turn."""
@@ -29,7 +31,7 @@ async def launched_here() -> AsyncGenerator[StartWorker]:
     yield partial(launched_worker, LocalLauncher(), ClusterConfig(start_timeout_s=PATIENCE_S))
 
 
-@pytest.mark.external
+@pytest.mark.long
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_launched_worker_plays_dies_and_is_launched_again(model: Path, renderer: Renderer, tmp_path: Path) -> None:
     runner = remote_runner("Acts", model, tmp_path, workers=1, nodes=launched_here)
@@ -46,7 +48,7 @@ async def test_a_launched_worker_plays_dies_and_is_launched_again(model: Path, r
         os.kill(pid, 0)
 
 
-@pytest.mark.external
+@pytest.mark.long
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_launched_worker_ends_by_its_own_limit_and_not_before(
     model: Path, renderer: Renderer, tmp_path: Path

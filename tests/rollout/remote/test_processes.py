@@ -15,16 +15,18 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.concurrency import task_group
 from agentrl.errors import RolloutWorkerDied, RunStopped, StallError
 from agentrl.processes.base import RESTARTS
 from agentrl.rollout.remote.runner import RemoteRunner
+from agentrl.support.concurrency import task_group
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, Task, Trajectory, Turn
 from tests.rollout.harness import SAMPLING, make_server, says
 from tests.support.leftovers import processes_with
 from tests.support.processes import until_ended
 from tests.support.remote import MODULE, GatedBackend, remote_runner
+
+pytestmark = pytest.mark.starts
 
 PATIENCE_S = 120.0
 """For processes that import, on a busy machine."""
@@ -83,7 +85,7 @@ async def test_a_worker_that_is_stopped_is_killed_and_named_and_another_one_play
     await until_ended(pid)
 
 
-@pytest.mark.external
+@pytest.mark.long
 async def test_a_worker_that_dies_again_and_again_ends_the_run(model: Path, renderer: Renderer, tmp_path: Path) -> None:
     runner = remote_runner("Acts", model, tmp_path, workers=1)
 
@@ -96,7 +98,7 @@ async def test_a_worker_that_dies_again_and_again_ends_the_run(model: Path, rend
         await die_always()
 
 
-@pytest.mark.external
+@pytest.mark.long
 async def test_code_that_blocks_a_worker_is_named_and_ends_the_run(
     model: Path, renderer: Renderer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -130,7 +132,7 @@ anyio.run(main)
 """
 
 
-@pytest.mark.external
+@pytest.mark.long
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_thousand_episodes_are_in_flight_over_two_workers(model: Path, renderer: Renderer, tmp_path: Path) -> None:
     backend = GatedBackend(make_server(renderer, says("good")), 1000)
@@ -147,7 +149,7 @@ async def test_a_thousand_episodes_are_in_flight_over_two_workers(model: Path, r
     assert sorted(workers.values()) == [500, 500]
 
 
-@pytest.mark.external
+@pytest.mark.long
 @pytest.mark.parametrize("act", ["wait", "block"])
 def test_workers_end_when_their_driver_is_killed(model: Path, tmp_path: Path, act: str) -> None:
     command = [sys.executable, "-c", _DRIVER, str(model), str(tmp_path), act]

@@ -11,7 +11,7 @@ from agentrl_sandbox.docker import Docker, open_docker
 from agentrl_sandbox.types import Ending, Limits, Program, python_program
 from tests.support.container_engines import IMAGE, Engine, gvisor
 
-pytestmark = [pytest.mark.processes, pytest.mark.external, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(600)]
 
 
 async def opened(engine: Engine, runtime: str | None = None) -> BoxSandbox:

@@ -16,7 +16,7 @@ from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
 from tests.support.container_engines import IMAGE, Engine, gvisor
 from tests.support.echo import ASK, echo
 
-pytestmark = [pytest.mark.processes, pytest.mark.external, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(600)]
 LIMITS = CONTAINER_LIMITS.model_copy(update={"wall_s": 120.0})
 PATIENCE_S = 300
 

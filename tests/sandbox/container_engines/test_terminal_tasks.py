@@ -24,7 +24,7 @@ from tests.support.terminal import (
     write_problem,
 )
 
-pytestmark = [pytest.mark.processes, pytest.mark.external, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(1800)]
 BREAKING = (
     *("closed root", "closed tree", "everything removed", "what others own is moved", "what others own is closed"),
     *("what others own is removed", "no temporary directory", "names of deleted files", "links everywhere"),

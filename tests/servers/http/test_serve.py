@@ -19,6 +19,8 @@ import pytest
 from agentrl.errors import ConfigError
 from agentrl.servers.listening import check_address
 
+pytestmark = pytest.mark.starts
+
 
 @contextmanager
 def process(*arguments: str) -> Generator[subprocess.Popen[bytes]]:

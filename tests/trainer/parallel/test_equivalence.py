@@ -20,6 +20,8 @@ from tests.support.tiny import Architecture, tiny_checkpoint
 from tests.trainer.helpers import load_plain
 from tests.trainer.parallel.steps import IDS, assert_same, make_trainer, three_steps_each
 
+pytestmark = pytest.mark.starts
+
 _TEMPERATURES = [0.7, 1.0, 1.0]
 # Ranks sum gradients in another order. AdamW divides by their size, so in its first steps a weight whose gradient is
 # rounding noise moves by the learning rate in a random direction. More optimizer steps and cut sequences have more of it.
@@ -52,7 +54,7 @@ _UNTIED: Architecture = "llama"
         ),
         (MeshShape(cp=2), [("qwen3", _SMALL_STEPS)]),
         *(
-            pytest.param(*case, marks=pytest.mark.external)
+            pytest.param(*case, marks=pytest.mark.long)
             for case in [
                 (
                     MeshShape(dp=2),
@@ -95,7 +97,7 @@ def bfloat16_logprobs(ranks: Ranks, path: Path) -> list[NDArray[np.float32]]:
     ]  # one by one: padding changes how bfloat16 is rounded
 
 
-@pytest.mark.parametrize("world", [None, 1, 2, pytest.param(MeshShape(cp=2), marks=pytest.mark.external)])
+@pytest.mark.parametrize("world", [None, 1, 2, pytest.param(MeshShape(cp=2), marks=pytest.mark.long)])
 def test_bfloat16_log_probs_are_those_of_a_bfloat16_model(tmp_path: Path, world: int | MeshShape | None) -> None:
     """With or without a mesh, which None stands for."""
     path = tiny_checkpoint(tmp_path / "model")
@@ -125,7 +127,7 @@ def bfloat16_gradients(ranks: Ranks, path: Path) -> dict[str, NDArray[np.float32
     return {name: gradient.numpy().copy() for name, gradient in gradients.items()}
 
 
-@pytest.mark.external
+@pytest.mark.long
 def test_bfloat16_gradients_are_added_up_in_float32(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model")
     alone = bfloat16_gradients(Ranks(), path)

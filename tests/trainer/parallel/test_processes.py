@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, TrainerDied, TrainError
 from agentrl.processes.base import ProcessSpec
 from agentrl.processes.start import local_links
+from agentrl.support.concurrency import task_group
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.trainer.worker.place import RankPlace
@@ -28,6 +28,8 @@ from agentrl.weights.disk import verify_directory
 from tests.support.cli import child_commands, children
 from tests.support.processes import listening_addresses
 from tests.trainer.helpers import random_batch
+
+pytestmark = pytest.mark.starts
 
 _CONFIG = TrainerConfig.model_validate({"lr": 1e-3, "parallel": {"dp": 2}})
 
@@ -78,7 +80,7 @@ async def test_two_processes_train_publish_and_save_and_end_when_one_dies(tmp_pa
     assert not any(map(_is_alive, trainer.pids))
 
 
-@pytest.mark.external
+@pytest.mark.long
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_rank_that_is_stopped_while_it_starts_is_named_within_the_timeout(

@@ -26,6 +26,8 @@ from tests.support.tiny import build_model, build_tokenizer, tiny_checkpoint
 from tests.trainer.helpers import load_plain, random_batch, save_checkpoint, state_bytes
 from tests.trainer.parallel.steps import make_trainer
 
+pytestmark = pytest.mark.starts
+
 _SETTINGS = {"microbatch_tokens": 64}
 
 
@@ -68,8 +70,8 @@ def _continued(trainer: PolicyTrainer, ranks: Ranks) -> Continued:
     [
         (2, (2, 1, 3)),
         (1, (2,)),
-        pytest.param(2, (4,), marks=pytest.mark.external),
-        pytest.param(3, (2, 4, 1), marks=pytest.mark.external),
+        pytest.param(2, (4,), marks=pytest.mark.long),
+        pytest.param(3, (2, 4, 1), marks=pytest.mark.long),
     ],
 )
 def test_any_number_of_ranks_continues_with_the_same_bytes(
@@ -90,7 +92,7 @@ def test_any_number_of_ranks_continues_with_the_same_bytes(
             assert found[0].weights == expected[0].weights
 
 
-@pytest.mark.external
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("written_by", "read_by"),
     [
@@ -108,7 +110,7 @@ def test_any_mesh_continues_from_any_other(tmp_path: Path, written_by: MeshShape
         assert found.loss == pytest.approx(expected.loss, abs=1e-6)  # tp sums in another order
 
 
-@pytest.mark.external
+@pytest.mark.long
 def test_parts_of_unequal_sizes_continue_under_other_meshes(tmp_path: Path) -> None:
     path = tmp_path / "model"
     words = build_tokenizer(path)

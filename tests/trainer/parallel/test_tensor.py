@@ -23,6 +23,8 @@ from tests.support.tiny import Architecture, tiny_checkpoint
 from tests.trainer.helpers import random_batch
 from tests.trainer.parallel.steps import IDS, assert_same, make_trainer, three_steps
 
+pytestmark = pytest.mark.starts
+
 
 # A small lr: AdamW moves an element of almost no gradient by a share of lr that rounding decides.
 @pytest.mark.parametrize(
@@ -30,7 +32,7 @@ from tests.trainer.parallel.steps import IDS, assert_same, make_trainer, three_s
     [
         (MeshShape(tp=2), "qwen3", {"microbatch_tokens": 100}),
         *(
-            pytest.param(*case, marks=pytest.mark.external)
+            pytest.param(*case, marks=pytest.mark.long)
             for case in [
                 (MeshShape(dp=2, tp=2), "qwen3", {"minibatches": 4, "microbatch_tokens": 64}),
                 (MeshShape(tp=2), "qwen3", {"microbatch_tokens": 100, "stem": 6, "gradient_checkpointing": True}),
@@ -62,7 +64,7 @@ def reloaded(ranks: Ranks, path: Path, other: Path) -> dict[str, bytes]:
     return {name: bytes(raw.data) for name, raw in model.export().items()}
 
 
-@pytest.mark.external
+@pytest.mark.long
 def test_whole_tensors_enter_and_leave_parts_of_unequal_size(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model")  # 357 tokens, which neither 2 nor 3 divides
     other = tiny_checkpoint(tmp_path / "other", seed=1)
@@ -78,7 +80,7 @@ def bfloat16_logprobs(ranks: Ranks, path: Path) -> list[Float32Array]:
     return make_trainer(ranks, path, {"dtype": "bfloat16"}).logprobs(IDS)
 
 
-@pytest.mark.external
+@pytest.mark.long
 def test_bfloat16_log_probs_are_near_those_of_one_process(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model", spread=0.1)
     [alone] = on_ranks(1, bfloat16_logprobs, path)
@@ -102,7 +104,7 @@ def error_after_a_drift(ranks: Ranks, path: Path) -> tuple[str, str]:
     return "no error", ""
 
 
-@pytest.mark.parametrize("mesh", [MeshShape(tp=2), pytest.param(MeshShape(dp=2, tp=2), marks=pytest.mark.external)], ids=str)
+@pytest.mark.parametrize("mesh", [MeshShape(tp=2), pytest.param(MeshShape(dp=2, tp=2), marks=pytest.mark.long)], ids=str)
 def test_weights_that_drift_apart_are_an_error_on_every_rank(tmp_path: Path, mesh: MeshShape) -> None:
     path = tiny_checkpoint(tmp_path / "model")
     for missing, message in on_ranks(mesh, error_after_a_drift, path):
@@ -118,7 +120,7 @@ def error_of_loading(ranks: Ranks, path: Path) -> str:
     return ""
 
 
-@pytest.mark.external
+@pytest.mark.long
 def test_heads_that_cannot_be_dealt_are_an_error_on_every_rank(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model")  # two key-value heads
     for message in on_ranks(MeshShape(tp=4), error_of_loading, path):
@@ -141,7 +143,7 @@ def error_of_an_exchange_without_its_peer(ranks: Ranks) -> tuple[str, float]:
     return message, waited
 
 
-@pytest.mark.external
+@pytest.mark.long
 def test_an_exchange_of_tensor_parallel_ranks_has_the_trainers_timeout() -> None:
     found = on_ranks(MeshShape(dp=2, tp=2), error_of_an_exchange_without_its_peer)
     assert "imed out" in found[0][0]

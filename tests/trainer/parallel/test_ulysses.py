@@ -24,6 +24,8 @@ from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
 from tests.support.ranks import on_ranks
 from tests.support.tiny import Architecture, tiny_checkpoint
 
+pytestmark = pytest.mark.starts
+
 _IDS = [np.arange(1, 30, dtype=np.int32), np.arange(5, 9, dtype=np.int32), np.arange(40, 58, dtype=np.int32)]
 
 _TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -46,12 +48,12 @@ def gradients(ranks: Ranks, path: Path, checkpointing: bool) -> dict[str, NDArra
     ("mesh", "arch"),
     [
         (MeshShape(cp=2), "qwen3"),
-        pytest.param(MeshShape(cp=2), "qwen2", marks=pytest.mark.external),
-        pytest.param(MeshShape(cp=4), "llama", marks=pytest.mark.external),  # more parts than heads of keys and values
-        pytest.param(MeshShape(replicate=2, cp=2), "qwen3", marks=pytest.mark.external),
+        pytest.param(MeshShape(cp=2), "qwen2", marks=pytest.mark.long),
+        pytest.param(MeshShape(cp=4), "llama", marks=pytest.mark.long),  # more parts than heads of keys and values
+        pytest.param(MeshShape(replicate=2, cp=2), "qwen3", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.external)])
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_the_gradient_is_that_of_whole_sequences(
     tmp_path: Path, mesh: MeshShape, arch: Architecture, checkpointing: bool
 ) -> None:

@@ -40,8 +40,9 @@ def parts_of_logits(ranks: Ranks, spread: float) -> list[tuple[Float32Array, Flo
     return results
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("spread", [1.0, 1e4])  # the latter overflows without the maximum
-@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.external)])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_log_probs_and_gradients_are_those_of_a_log_softmax_over_all_tokens(world: int, spread: float) -> None:
     found = on_ranks(world, parts_of_logits, spread)
 

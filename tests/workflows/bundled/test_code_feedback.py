@@ -13,6 +13,8 @@ from agentrl_workflows.programming import programming_tasks
 from tests.support.player import Player
 from tests.support.sandboxes import usable_host
 
+pytestmark = pytest.mark.starts
+
 DATA: dict[str, Any] = {
     "question": "Write f(x): twice x, but 100 for an x over 5.",
     "examples": {"calls": [["f(1)", "2"], ["f(4)", "8"]]},

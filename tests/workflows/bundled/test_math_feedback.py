@@ -12,6 +12,8 @@ from agentrl.types import StopReason, Task
 from agentrl_workflows.math_feedback import FEEDBACK, INSTRUCTION, MathFeedback
 from tests.support.player import Player
 
+pytestmark = pytest.mark.starts
+
 HALF = Task(id="half", data={"question": "What is 1 - 1/2?", "answer": "0.5"})
 WRONG, RIGHT = r"It is \boxed{2}.", r"It is \boxed{\frac{1}{2}}."
 

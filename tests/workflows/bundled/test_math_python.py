@@ -15,6 +15,8 @@ from agentrl_workflows.math_python import MathPython
 from tests.support.player import Player, tool_call
 from tests.support.sandboxes import usable_host
 
+pytestmark = pytest.mark.starts
+
 SUM = Task(id="sum", data={"question": "What is the sum of the squares of 1 to 100?", "answer": "338350"})
 
 

@@ -9,6 +9,8 @@ from agentrl.types import StopReason, Task
 from agentrl_workflows.reasoning import Reasoning
 from tests.support.player import Player
 
+pytestmark = pytest.mark.starts
+
 HALF = Task(id="half", data={"question": "What is 1 - 1/2?", "answer": "0.5"})
 
 

@@ -21,6 +21,8 @@ from agentrl_workflows.repository import RepositoryAgent
 from tests.support.player import Player, tool_call
 from tests.support.sandboxes import usable_host
 
+pytestmark = pytest.mark.starts
+
 TASKS = {each.name: each for each in load_repository_tasks()}
 LEDGER = next(task for task in repository_tasks() if task.id == "repository-ledger")
 SUBMIT = tool_call("submit")

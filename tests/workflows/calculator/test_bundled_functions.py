@@ -33,7 +33,7 @@ from agentrl_workflows.calculator.recipe import SMOKE
 from agentrl_workflows.demo.warm_start import make_student
 from benchmarks.one_process import smoke_run, train_here
 
-pytestmark = pytest.mark.parametrize("anyio_backend", ["asyncio"])  # the server needs it
+pytestmark = [pytest.mark.starts, pytest.mark.parametrize("anyio_backend", ["asyncio"])]  # the server needs it
 
 PATIENCE_S = 600.0
 STEPS = 3
@@ -123,7 +123,6 @@ async def test_a_preset_trains_the_smallest_demo(student: Path, tmp_path: Path, 
     check([dict(report.metrics) for report in reports])
 
 
-@pytest.mark.processes
 async def test_two_ranks_train_the_smallest_demo_with_the_baseline_and_the_guard_of_vcpo(
     student: Path, tmp_path: Path
 ) -> None:

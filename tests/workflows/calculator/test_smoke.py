@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from agentrl.commands.open_run import open_run
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
-from agentrl.runs.run import open_run
 from agentrl_workflows.calculator.recipe import FULL, SMOKE
 from agentrl_workflows.demo.command import next_command
 from agentrl_workflows.demo.run import run_demo
@@ -20,7 +20,7 @@ from agentrl_workflows.demo.run import run_demo
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")
 @pytest.mark.parametrize(
     "backend",
-    [pytest.param("embedded", marks=pytest.mark.external), pytest.param("sglang", marks=pytest.mark.sglang)],
+    [pytest.param("embedded", marks=pytest.mark.long), pytest.param("sglang", marks=pytest.mark.sglang)],
 )
 def test_the_smallest_demo_learns_and_keeps_its_invariants(tmp_path: Path, backend: str) -> None:
     out = io.StringIO()

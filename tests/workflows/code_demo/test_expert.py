@@ -18,6 +18,8 @@ from agentrl_workflows.code_demo.tasks import branching_tasks
 from agentrl_workflows.code_feedback import describe_failed_example
 from tests.support.sandboxes import usable_host
 
+pytestmark = pytest.mark.starts
+
 SKILLED = CodeDemonstrator(p_careless=0, p_repeat=0, p_slip=0)
 TASKS = branching_tasks(count=2_000, seed=1)
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from agentrl.commands.open_run import open_run
 from agentrl.errors import ConfigError
-from agentrl.runs.run import open_run
 from agentrl_workflows.code_demo.recipe import CODE, CODE_SMOKE
 from agentrl_workflows.demo.run import run_demo
 from tests.support.sandboxes import usable_host
 
 
-@pytest.mark.external
-@pytest.mark.long
+@pytest.mark.starts
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")
 def test_the_smallest_code_demo_learns_and_its_later_attempts_matter(tmp_path: Path) -> None:
     usable_host()
@@ -32,6 +32,7 @@ def test_the_smallest_code_demo_learns_and_its_later_attempts_matter(tmp_path: P
     assert len(open_run(tmp_path / "smoke").episodes()) == summary["train_episodes"]
 
 
+@pytest.mark.starts
 def test_a_machine_without_a_sandbox_is_refused_before_anything_starts(tmp_path: Path) -> None:
     nowhere = ("--workflow_args.sandbox", '{"python": "/nowhere/python"}')
     with pytest.raises(ConfigError, match="/nowhere/python"):

@@ -18,6 +18,7 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.starts
 def test_a_program_is_some_twenty_tokens_of_python_and_no_token_twice_in_the_vocabulary(student: Path) -> None:
     tokenizer = Tokenizer.from_file(str(student / "tokenizer.json"))
     program = "```python\ndef f(x):\n    return x + 7 if x % 2 == 0 else x * 4\n```"

@@ -13,7 +13,7 @@ from agentrl_workflows.demo.run import run_demo
 from agentrl_workflows.math_demo.recipe import MATH_SMOKE
 
 
-@pytest.mark.external
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")
 def test_the_smallest_math_demo_learns_to_use_its_attempts(tmp_path: Path) -> None:
     out = io.StringIO()

@@ -24,6 +24,8 @@ from agentrl_workflows.tasks.private_tests import convert_private_tests
 from agentrl_workflows.tasks.repository_files import swe_tasks
 from tests.support.sandboxes import usable_host
 
+pytestmark = pytest.mark.starts
+
 MBPP: dict[str, Any] = {
     "task_id": 11,
     "text": "Write a function that doubles every number of a list.",

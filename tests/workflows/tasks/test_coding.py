@@ -22,6 +22,8 @@ from agentrl_workflows.coding.answers import compute_answers
 from agentrl_workflows.coding.parts import Draft
 from tests.support.solutions import run_solutions
 
+pytestmark = pytest.mark.starts
+
 
 @pytest.fixture(scope="module")
 def some() -> list[CodingTask]:
@@ -104,7 +106,7 @@ def test_a_reference_that_is_late_is_an_error_and_no_task_left_out(monkeypatch: 
         make_coding_tasks(2, levels=[1])
 
 
-@pytest.mark.external
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 async def test_all_tasks_of_the_example_run_are_sound_and_no_two_behave_alike(sandbox: BoxSandbox) -> None:
     tasks = make_coding_tasks(2400, seed=0)

@@ -15,6 +15,8 @@ from agentrl_sandbox.types import Limits
 from agentrl_workflows.programming import PROGRAMMING_LEVELS, ProgrammingTask, load_programming_tasks, programming_tasks
 from tests.support.solutions import run_solutions
 
+pytestmark = pytest.mark.starts
+
 ALL = [(level, task) for level in PROGRAMMING_LEVELS for task in load_programming_tasks(level)]
 
 

@@ -13,7 +13,7 @@ from agentrl_workflows.terminal_tasks.catalog import bundled_problems, terminal_
 from agentrl_workflows.terminal_tasks.problem import Problem
 from tests.support.terminal import play_script
 
-pytestmark = [pytest.mark.processes, pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio]
 LEVELS = (1, 2, 3, 4)
 
 
@@ -22,6 +22,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.mark.starts
 def test_there_are_forty_tasks_at_four_levels_with_names_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,10 +36,11 @@ def test_there_are_forty_tasks_at_four_levels_with_names_of_their_own(
     assert {task.id for task in terminal_tasks([2])} == {task.id for task in tasks if task["level"] == 2}
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     "problem",
     [
-        pytest.param(problem, id=problem.name, marks=pytest.mark.external if at >= 2 else ())
+        pytest.param(problem, id=problem.name, marks=pytest.mark.long if at >= 2 else ())
         for level in LEVELS
         for at, problem in enumerate(problem for problem in bundled_problems() if problem.level == level)
     ],

@@ -18,7 +18,6 @@ from agentrl_workflows.terminal_tasks.catalog import bundled_problems
 from agentrl_workflows.terminal_tasks.problem import write_problems
 from tests.support.commits import AFTER, BEFORE, make_repository
 
-pytestmark = pytest.mark.processes
 HARBOR_PYTHON = os.environ.get("HARBOR_PYTHON")
 JUDGE = """
 import json, sys
@@ -28,6 +27,7 @@ print(json.dumps({folder: Task(Path(folder)).instruction for folder in sys.argv[
 """
 
 
+@pytest.mark.starts
 @pytest.mark.skipif(HARBOR_PYTHON is None, reason="HARBOR_PYTHON names no Python 3.12 with harbor")
 def test_harbor_reads_every_bundled_folder_and_those_of_the_generator(tmp_path: Path) -> None:
     folders = write_problems(bundled_problems(), tmp_path / "bundled")

@@ -12,7 +12,7 @@ from agentrl.config import parse_config
 from agentrl.types import Task
 from agentrl_workflows.terminal import TerminalWorkflow, Workplace
 
-pytestmark = [pytest.mark.processes, pytest.mark.anyio]
+pytestmark = [pytest.mark.starts, pytest.mark.anyio]
 PAYS_A_YES = "cat /app/*.txt | grep -c yes > /logs/verifier/reward.txt"
 
 

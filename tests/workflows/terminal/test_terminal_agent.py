@@ -14,7 +14,7 @@ from agentrl_workflows.terminal import Screen, TerminalAgent
 from agentrl_workflows.terminal.verifier import kept_paths, read_reward
 from tests.support.terminal import write_problem
 
-pytestmark = [pytest.mark.processes, pytest.mark.anyio]
+pytestmark = [pytest.mark.starts, pytest.mark.anyio]
 ARGUMENTS = {"images": {"debian:12": None}}
 
 

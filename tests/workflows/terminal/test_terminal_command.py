@@ -24,7 +24,7 @@ assert "AGENTRL_REWARD_URL" not in os.environ
 assert send(DOOR + "/reward")[0] == 403
 assert send(DOOR + "/reward", {"reward": 100, "response_id": name})[0] == 403
 """
-pytestmark = [pytest.mark.processes, pytest.mark.anyio]
+pytestmark = [pytest.mark.starts, pytest.mark.anyio]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from agentrl_workflows.terminal_commits.suite import put_back
 from tests.support.commits import AFTER, BEFORE, make_repository
 from tests.support.terminal import play_script
 
-pytestmark = [pytest.mark.processes, pytest.mark.anyio, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.starts, pytest.mark.anyio, pytest.mark.timeout(600)]
 SOLVE = "printf 'def total(coins):\\n    return sum(coins)\\n' > pocket/purse.py"
 HOSTILE = {
     "tests of its own": "printf 'import unittest\\n' > tests/test_purse.py",

@@ -12,7 +12,7 @@ from agentrl_workflows.terminal_tasks.catalog import bundled_problems
 from tests.support.hosts import HOST_KEY, running_host
 from tests.support.terminal import SCRIPT_LIMITS, play_script
 
-pytestmark = [pytest.mark.processes, pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio]
 
 
 @pytest.fixture
@@ -20,6 +20,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.mark.starts
 async def test_a_task_on_a_host_pays_its_oracle_and_not_an_idle_agent(tmp_path: Path) -> None:
     problem = bundled_problems()[0]
     folder = problem.write(tmp_path)
@@ -31,6 +32,7 @@ async def test_a_task_on_a_host_pays_its_oracle_and_not_an_idle_agent(tmp_path: 
             assert (await play_script(fleet, folder, "true")).reward == 0.0
 
 
+@pytest.mark.starts
 async def test_tests_that_name_no_reward_are_a_fault_on_a_host_with_room_for_one(tmp_path: Path) -> None:
     folder = bundled_problems()[0].write(tmp_path)
     (folder / "tests" / "test.sh").write_text("true")

@@ -51,20 +51,20 @@ class DataRecord(dict[str, Any]):
 
     def value(self, *names: str, kind: str = "a value") -> object:
         """Return the first of these fields that is there and not null."""
-        found = self.optional(*names)
-        if found is None:
+        value = self.optional(*names)
+        if value is None:
             expected = " or ".join(map(repr, names))
             raise self.error(f"expected {kind} in the field {expected}; the record has {sorted(self)}")
-        return found
+        return value
 
     def optional(self, *names: str) -> object:
         return next((self[name] for name in names if self.get(name) is not None), None)
 
     def text(self, *names: str, may_be_empty: bool = False) -> str:
-        found = self.value(*names, kind="text")
-        if not isinstance(found, str) or not (may_be_empty or found.strip()):
-            raise self.error(f"{names[0]!r}: expected text, got {found!r:.80}")
-        return found
+        value = self.value(*names, kind="text")
+        if not isinstance(value, str) or not (may_be_empty or value.strip()):
+            raise self.error(f"{names[0]!r}: expected text, got {value!r:.80}")
+        return value
 
     def answer(self, *names: str) -> str:
         """Return a field that holds text or a finite number, as text; `5.0` becomes `5`, and 1e23 all its digits."""

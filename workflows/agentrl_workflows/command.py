@@ -319,10 +319,10 @@ def _takes_work(grader: AnswerGrader) -> bool:
 
 
 def _imported_grader(spec: str) -> AnswerGrader:
-    found = import_user_object(spec, "workflow.grader")
-    if not callable(found):
+    grader = import_user_object(spec, "workflow.grader")
+    if not callable(grader):
         raise ConfigError(f"workflow.grader: {spec} is no function `(text, task) -> float` or `(text, task, work) -> float`")
-    return cast("AnswerGrader", found)
+    return cast("AnswerGrader", grader)
 
 
 def _read_reward(name: str, content: bytes | OSError) -> float | Mapping[str, float]:

@@ -31,8 +31,8 @@ class _Ends(msgspec.Struct, kw_only=True):
 
     @property
     def eos_ids(self) -> list[int]:
-        given = self.eos_token_id
-        return given if isinstance(given, list) else [] if given is None else [given]
+        ids = self.eos_token_id
+        return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 class _Rope(msgspec.Struct, kw_only=True):

@@ -257,15 +257,15 @@ class PolicyModel:
 
     def logprobs(self, batch: Microbatch) -> Tensor:
         """Return [n] float32 log-probs, nats, of the wanted tokens under the current weights; differentiable."""
-        found = self.outputs(replace(batch, logprobs=True, entropy=False, values=False)).logprobs
-        assert found is not None
-        return found
+        logprobs = self.outputs(replace(batch, logprobs=True, entropy=False, values=False)).logprobs
+        assert logprobs is not None
+        return logprobs
 
     def values(self, batch: Microbatch) -> Tensor:
         """Return [n] float32 values before the wanted tokens, by the value head; differentiable."""
-        found = self.outputs(replace(batch, logprobs=False, entropy=False, values=True)).values
-        assert found is not None
-        return found
+        values = self.outputs(replace(batch, logprobs=False, entropy=False, values=True)).values
+        assert values is not None
+        return values
 
     def outputs(self, batch: Microbatch) -> TokenOutputs:
         """Return what the batch asks for, of one forward pass; differentiable."""

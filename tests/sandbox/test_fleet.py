@@ -21,7 +21,7 @@ from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl_sandbox import Ending, Limits, python_program
 from agentrl_sandbox.base import BoxSandbox
 from agentrl_sandbox.containers import Containers
-from agentrl_sandbox.containers.config import open_chosen_containers, read_containers_config
+from agentrl_sandbox.containers.config import containers_of, read_containers_config
 from agentrl_sandbox.containers.fleet.fleet import HostFleet, open_fleet
 from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
 from agentrl_sandbox.hosts.server import MAX_LIMITS, HostOptions, serving_host
@@ -220,7 +220,7 @@ async def test_hosts_that_refuse_are_named() -> None:
                 pass
         config = read_containers_config({"hosts": [url]}).model_copy(update={"api_key_env": "NOWHERE_SET"})
         with pytest.raises(ConfigError, match="NOWHERE_SET is not set"):
-            async with open_chosen_containers(config, images={}, limits=LIMITS, max_open=1):
+            async with containers_of(config, images={}, limits=LIMITS, max_open=1):
                 pass
     with pytest.raises(ConfigError, match=r"no host answers.*agentrl sandbox-host"):
         async with open_fleet([url], api_key=HOST_KEY):

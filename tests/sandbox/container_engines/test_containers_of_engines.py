@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl_sandbox.containers import Containers
-from agentrl_sandbox.containers.config import open_chosen_containers, read_containers_config
+from agentrl_sandbox.containers.config import containers_of, read_containers_config
 from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
 from tests.support.container_engines import IMAGE, Engine, gvisor
 from tests.support.echo import ASK, echo
@@ -26,7 +26,7 @@ async def opened(
     engine: Engine, images: dict[str, str | None] | None = None, **further: object
 ) -> AsyncGenerator[Containers]:
     config = read_containers_config(engine.containers(**further))
-    async with open_chosen_containers(config, images=images or {}, limits=LIMITS, max_open=4) as containers:
+    async with containers_of(config, images=images or {}, limits=LIMITS, max_open=4) as containers:
         yield containers
 
 

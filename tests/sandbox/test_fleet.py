@@ -28,7 +28,7 @@ from agentrl_sandbox.hosts.sandbox_server import MAX_LIMITS
 from tests.support.hosts import HOST_KEY, running_host
 from tests.support.leftovers import processes_with
 
-pytestmark = [pytest.mark.starts, pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio]
 LEAVE = "setsid sleep {} >/dev/null 2>&1 & until grep -q sleep /proc/$!/comm; do :; done"
 """Leaves a process in a group of its own, and returns when that has begun."""
 LIMITS = CONTAINER_LIMITS.model_copy(update={"memory_mb": 256, "wall_s": 300.0})
@@ -46,6 +46,7 @@ async def fleet() -> AsyncGenerator[tuple[HostFleet, dict[str, subprocess.Popen[
             yield opened, {one[0]: one[1], two[0]: two[1]}
 
 
+@pytest.mark.starts
 async def test_a_container_of_a_host_does_what_one_here_does(
     fleet: tuple[HostFleet, dict[str, subprocess.Popen[bytes]]],
 ) -> None:
@@ -83,6 +84,7 @@ async def test_a_container_of_a_host_does_what_one_here_does(
             pass
 
 
+@pytest.mark.starts
 async def test_the_episodes_of_a_host_that_dies_are_faults_and_run_again_on_another(
     fleet: tuple[HostFleet, dict[str, subprocess.Popen[bytes]]],
 ) -> None:
@@ -124,6 +126,7 @@ async def test_the_episodes_of_a_host_that_dies_are_faults_and_run_again_on_anot
     assert first.state is None
 
 
+@pytest.mark.starts
 async def test_a_program_on_a_host_reaches_one_port_of_the_run(
     fleet: tuple[HostFleet, dict[str, subprocess.Popen[bytes]]],
 ) -> None:
@@ -154,6 +157,7 @@ async def test_a_program_on_a_host_reaches_one_port_of_the_run(
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.starts
 async def test_what_a_host_held_is_gone_with_it_and_with_its_run() -> None:
     with running_host() as (url, process):
         async with open_fleet([url], api_key=HOST_KEY, limits=LIMITS) as opened:
@@ -182,6 +186,7 @@ def wait_until_none_has(word: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.starts
 async def test_hosts_that_refuse_are_named() -> None:
     with running_host("--max-open", "1") as (url, _):
         with pytest.raises(ConfigError, match="answered 401"):

@@ -15,8 +15,6 @@ from pydantic import BaseModel
 from agentrl.errors import EnvironmentFault, EpisodeLimit
 from agentrl.tools import Tool, ToolError, reply_to, tool
 
-pytestmark = pytest.mark.starts
-
 
 @tool
 def calc(a: int, op: Literal["+", "-", "*"], b: int = 2) -> str:

@@ -3,29 +3,29 @@
 Write a `RolloutWorkflow`; it drives an environment through an OpenAI-compatible `Client`; an episode comes back as a
 `Trajectory` of token ids with rewards on its turns; `agentrl train run.yaml` trains on it.
 
-Invariant: importing this package imports none of its modules but `exports` and `moved`. A name is imported at its first use,
-so a server or trainer process does not import the client.
+Invariant: importing this package imports none of its modules but `support.exports` and `support.moved`. A name is imported
+at its first use, so a server or trainer process does not import the client.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentrl.exports import first_use
-from agentrl.moved import find_moved_modules
+from agentrl.support.exports import first_use
+from agentrl.support.moved import find_moved_modules
 
 if TYPE_CHECKING:
     from agentrl.client import Client, MessageLike
+    from agentrl.client.tools import ToolError, reply_to, tool
+    from agentrl.client.tools.processes import in_process
+    from agentrl.commands.open_run import open_run
     from agentrl.commands.python.episode import run_episode
     from agentrl.commands.python.evaluation import evaluate
     from agentrl.commands.python.serving import serve
     from agentrl.commands.python.training import train, train_async
     from agentrl.env import Environment, open_environment
     from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault
-    from agentrl.runs.run import open_run
     from agentrl.tokens.verify import verify
-    from agentrl.tools import ToolError, reply_to, tool
-    from agentrl.tools.processes import in_process
     from agentrl.types import Group, MemberAdvantages, Sample, StopReason, Task, Trajectory, Turn
     from agentrl.workflow import RolloutWorkflow
 
@@ -71,17 +71,17 @@ _HOME = {
     "Sample": "agentrl.types",
     "StopReason": "agentrl.types",
     "Task": "agentrl.types",
-    "ToolError": "agentrl.tools",
+    "ToolError": "agentrl.client.tools",
     "Trajectory": "agentrl.types",
     "Turn": "agentrl.types",
     "evaluate": "agentrl.commands.python.evaluation",
-    "in_process": "agentrl.tools.processes",
+    "in_process": "agentrl.client.tools.processes",
     "open_environment": "agentrl.env",
-    "open_run": "agentrl.runs.run",
-    "reply_to": "agentrl.tools",
+    "open_run": "agentrl.commands.open_run",
+    "reply_to": "agentrl.client.tools",
     "run_episode": "agentrl.commands.python.episode",
     "serve": "agentrl.commands.python.serving",
-    "tool": "agentrl.tools",
+    "tool": "agentrl.client.tools",
     "train": "agentrl.commands.python.training",
     "train_async": "agentrl.commands.python.training",
     "verify": "agentrl.tokens.verify",

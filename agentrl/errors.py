@@ -1,4 +1,4 @@
-"""Every error that agentrl raises, in one tree, and the helper that attributes errors of user code.
+"""Every error that agentrl raises, in one tree.
 
     AgentRLError
     ├── ConfigError (ValueError)              a config, flag or data file is wrong; nothing was started
@@ -37,10 +37,6 @@ from __future__ import annotations
 
 import sys
 from asyncio import CancelledError
-from collections.abc import Generator
-from contextlib import contextmanager
-
-from agentrl.foreign import shortened, visible
 
 
 class AgentRLError(Exception):
@@ -171,33 +167,6 @@ class StallError(RunStopped, TimeoutError):
 
 def _rebuild_server_error(kind: type[ServerError], message: str, status: int | None, url: str | None) -> ServerError:
     return kind(message, status=status, url=url)
-
-
-@contextmanager
-def boundary(kind: type[WorkflowError] | type[EnvironmentFault], where: str) -> Generator[None, None, None]:
-    """Turn whatever user code raises into a `kind`; agentrl's own errors, cancellation and Ctrl-C pass unchanged.
-
-    That includes `sys.exit`, the panic of a Rust library and the failure of a test framework, which are no `Exception`.
-
-    Example:
-        >>> with boundary(WorkflowError, "Calculator.run, task 17"):
-        ...     {}["answer"]
-        Traceback (most recent call last):
-        ...
-        agentrl.errors.WorkflowError: Calculator.run, task 17 raised KeyError: 'answer'
-    """
-    try:
-        yield
-    except AgentRLError:
-        raise
-    except BaseException as error:
-        if isinstance(error, (KeyboardInterrupt, GeneratorExit)) or is_cancellation(error):
-            raise
-        try:
-            text = visible(shortened(str(error)))
-        except Exception as failed:  # noqa: BLE001 - user code as well
-            text = f"(its __str__ raised {type(failed).__name__})"
-        raise kind(f"{where} raised {type(error).__name__}: {text}") from error
 
 
 def error_named(kind: str, message: str) -> AgentRLError | None:

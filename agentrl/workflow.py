@@ -15,11 +15,11 @@ from types import ModuleType
 from typing import Any, Final, TypeAlias, cast
 
 from agentrl.client import Client
-from agentrl.concurrency import SharedContext
 from agentrl.episode.checks import check_reward
-from agentrl.errors import ConfigError, WorkflowError, boundary
+from agentrl.errors import ConfigError, WorkflowError
+from agentrl.support.concurrency import SharedContext
+from agentrl.support.user_code import boundary, import_user_module
 from agentrl.types import MemberAdvantages, StopReason, Task, Trajectory
-from agentrl.user_code import import_user_module
 
 WorkflowFunction = Callable[..., Awaitable[float | None]]
 """`async def solve(task, client) -> float`; None where it has called `client.reward_final`."""

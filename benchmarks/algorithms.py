@@ -29,7 +29,7 @@ from rich.console import Console
 
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
-from agentrl.files import write_json
+from agentrl.support.files import write_json
 from agentrl_workflows.calculator.recipe import FULL, SMOKE
 from agentrl_workflows.demo.run import run_demo
 from benchmarks.machine import describe_machine

@@ -27,8 +27,8 @@ from rich.console import Console
 
 from agentrl.commands.train import train_run
 from agentrl.config import load_config
-from agentrl.files import write_json
 from agentrl.observe.progress import NoProgress
+from agentrl.support.files import write_json
 from agentrl_workflows.calculator.recipe import FULL
 from agentrl_workflows.demo.warm_start import make_student
 

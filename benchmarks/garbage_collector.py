@@ -41,11 +41,11 @@ from agentrl.client import SamplingConfig
 from agentrl.client.client import Client
 from agentrl.commands import train
 from agentrl.inference.backend import GenerateRequest, Generation
+from agentrl.processes.watchdog.delays import tuned_garbage_collector
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
-from agentrl.watchdog.delays import tuned_garbage_collector
 from agentrl.workflow import RolloutWorkflow
 from benchmarks.instant_model import TRAINED_ON, Corpus, Instant, answer, save_tokenizer, standard_library
 from benchmarks.machine import describe_machine

@@ -42,8 +42,8 @@ import numpy as np
 import orjson
 
 from agentrl.client import Client, EpisodeSettings, PolicyBackend, SamplingConfig
-from agentrl.concurrency import task_group
 from agentrl.inference.backend import Backend, GenerateRequest, Generation, GenerationChunk
+from agentrl.support.concurrency import task_group
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason
 from benchmarks.instant_model import TRAINED_ON, Corpus, Instant, answer, save_tokenizer, standard_library

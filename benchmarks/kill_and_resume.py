@@ -5,8 +5,8 @@ Run: .venv/bin/python -m benchmarks.kill_and_resume [--kills 40] [--only synchro
 A synchronous run with one episode at a time is killed, resumed, killed again and so on, and then ends. After each kill the
 newest checkpoint of the resumed process, weights and optimizer, is compared byte by byte with the same step of a run that
 was left alone. An asynchronous run with evaluations is killed in the same way. Its files, by the readers of
-`agentrl.runs.reading`, must hold every group trained once, every episode once and every evaluation once. The model is a
-tiny random one on the embedded server.
+`agentrl.observe.runs.reading`, must hold every group trained once, every episode once and every evaluation once. The model
+is a tiny random one on the embedded server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from agentrl.files import write_json
+from agentrl.support.files import write_json
 from benchmarks.machine import describe_machine
 from tests.support.kills import STEPS_BEFORE_A_KILL, account, compare, prepare
 from tests.support.tiny import tiny_checkpoint

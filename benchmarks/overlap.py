@@ -177,7 +177,7 @@ def run_file(folder: Path, setting: Setting, urls: list[str], staleness: int) ->
                 "rollout": {"max_concurrent_episodes": setting.episodes},
                 "algorithm": {"max_staleness": staleness, "group_size": 8, "groups_per_step": groups},
                 "trainer": {"lr": 1e-12, "device": "cpu", "threads": 1, "minibatches": 1},
-                "engine": {"steps": setting.steps, "eval_every": 0, "checkpoint_every_s": 0, "stop_after_skipped": 0},
+                "engine": {"steps": setting.steps, "eval_every": 0, "stop_after_skipped": 0},
             }
         )
     )

@@ -34,11 +34,11 @@ import anyio
 from transformers.utils import logging
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.concurrency import task_group
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.publishing import WeightPublisher
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
+from agentrl.support.concurrency import task_group
 from agentrl.trainer.base import TrainBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer

@@ -23,8 +23,8 @@ from rich.console import Console
 
 from agentrl.commands.train import train_run
 from agentrl.config import RunConfig, load_config
-from agentrl.files import write_json
 from agentrl.observe.progress import NoProgress
+from agentrl.support.files import write_json
 from agentrl_simulate.costs import fleet_of_run, shape_of_run
 from agentrl_simulate.fitting import FittedRun, fit_run
 from agentrl_simulate.plan.basis import measured_machines
@@ -99,7 +99,6 @@ def load_run(scratch: Path, model: Path, name: str, settings: Mapping[str, Any])
         "trainer.lr": "1.0e-12",
         "engine.steps": STEPS,
         "engine.eval_every": 0,
-        "engine.checkpoint_every_s": 0,
         "engine.stop_after_skipped": 0,
         **settings,
     }

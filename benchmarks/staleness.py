@@ -36,16 +36,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from agentrl.algo.corrections.correction_options import CapOptions
-from agentrl.algo.corrections.proximal import behavior, forward
-from agentrl.algo.corrections.tokens import clamp, mask, none
+from agentrl.algo.corrections import CapOptions, behavior, clamp, forward, mask, none
 from agentrl.algo.guard import learning_rate_factor
 from agentrl.algo.loss_batch import LossBatch, LossTotals, TokenLoss, Weights
-from agentrl.algo.losses.clipped import ppo
-from agentrl.algo.losses.loss_options import DppoTvOptions, PpoOptions
-from agentrl.algo.losses.weighted import dppo_tv
+from agentrl.algo.losses import DppoTvOptions, PpoOptions, dppo_tv, ppo
 from agentrl.algo.slots import NoOptions
-from agentrl.files import write_json
+from agentrl.support.files import write_json
 from benchmarks.machine import describe_machine
 from benchmarks.staleness_demo import DemoRow, demo_cells, demo_table, measured
 

@@ -29,6 +29,10 @@ PACKAGES = {
 }
 """Folders of the import packages."""
 TESTS = {
+    "agentrl.client": ("client", "tools"),
+    "agentrl.observe": ("observe", "runs"),
+    "agentrl.processes": ("processes", "watchdog"),
+    "agentrl.support": ("test_concurrency.py", "test_folders.py", "test_foreign.py"),
     "agentrl_doors": ("gateway", "online", "clients"),
     "agentrl_envs": ("envs",),
     "agentrl_rewards": ("reward",),

@@ -9,10 +9,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from agentrl.concurrency import Deadline, SharedContext, task_group
 from agentrl.errors import ServerTimeout, ServerUnavailable, WorkflowError
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.servers.scripted.server import Fault, Hold, ScriptedCall, ScriptedReply, ScriptedServer
+from agentrl.support.concurrency import Deadline, SharedContext, task_group
 from tests.support.scripted import VOCAB, in_virtual_time, pool_of, request
 
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from agentrl.concurrency import enter_both
 from agentrl.errors import TrainError
+from agentrl.support.concurrency import enter_both
 
 
 @asynccontextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from agentrl.folders import make_private
 from agentrl.processes.base import open_log
+from agentrl.support.folders import make_private
 from agentrl.weights.disk import atomic_directory
 
 

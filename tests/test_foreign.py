@@ -7,8 +7,9 @@ import logging
 import pytest
 
 from agentrl.commands.running import run_command
-from agentrl.errors import RunStopped, WorkflowError, boundary
-from agentrl.foreign import visible
+from agentrl.errors import RunStopped, WorkflowError
+from agentrl.support.foreign import visible
+from agentrl.support.user_code import boundary
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\rover"
 

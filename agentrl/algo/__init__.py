@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentrl.exports import first_use
+from agentrl.support.exports import first_use
 
 if TYPE_CHECKING:
-    from agentrl.algo.advantage import GroupAdvantages, token_advantages
+    from agentrl.algo.advantages import GroupAdvantages
+    from agentrl.algo.batch_advantages import token_advantages
     from agentrl.algo.config import AlgorithmConfig
     from agentrl.algo.packing import sorted_microbatches, split_minibatches
 
@@ -23,9 +24,9 @@ __getattr__ = first_use(
     __name__,
     {
         "AlgorithmConfig": "agentrl.algo.config",
-        "GroupAdvantages": "agentrl.algo.advantage",
+        "GroupAdvantages": "agentrl.algo.advantages",
         "sorted_microbatches": "agentrl.algo.packing",
         "split_minibatches": "agentrl.algo.packing",
-        "token_advantages": "agentrl.algo.advantage",
+        "token_advantages": "agentrl.algo.batch_advantages",
     },
 )

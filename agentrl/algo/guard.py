@@ -11,15 +11,10 @@ import math
 
 from pydantic import Field
 
-from agentrl.algo.slots import Bundled, NoOptions
+from agentrl.algo.slots import Bundled, NoOptions, row
 from agentrl.config.base import Config
 
-
-class EffectiveSamplesOptions(Config):
-    """Options of `effective_samples`."""
-
-    base: float = Field(default=1.0, gt=0, le=1)
-    """Ratio of effective samples from which on the learning rate is whole."""
+GUARDS: dict[str, Bundled] = {}
 
 
 def ess_ratio(count: float, total: float, squares: float) -> float:
@@ -44,21 +39,20 @@ def learning_rate_factor(ratio: float, base: float = 1.0) -> float:
     return math.sqrt(min(1.0, ratio / base))
 
 
+@row(GUARDS, "none", "1")
 def unguarded(ratio: float, options: NoOptions) -> float:
     """1: the learning rate is that of the schedule."""
     return 1.0
 
 
+class EffectiveSamplesOptions(Config):
+    """Options of `effective_samples`."""
+
+    base: float = Field(default=1.0, gt=0, le=1)
+    """Ratio of effective samples from which on the learning rate is whole."""
+
+
+@row(GUARDS, "effective_samples", "sqrt(min(1, ESS / (samples * {base})))")
 def effective_samples(ratio: float, options: EffectiveSamplesOptions) -> float:
     """sqrt(min(1, ratio / base)), the ratio that of effective samples (arXiv 2602.17616)."""
     return learning_rate_factor(ratio, options.base)
-
-
-GUARDS: dict[str, Bundled] = {
-    "none": Bundled(function="agentrl.algo.guard:unguarded", formula="1"),
-    "effective_samples": Bundled(
-        function="agentrl.algo.guard:effective_samples",
-        options=EffectiveSamplesOptions,
-        formula="sqrt(min(1, ESS / (samples * {base})))",
-    ),
-}

@@ -1,18 +1,22 @@
-"""The input and the results of the slots that run in the trainer: losses, corrections and terms.
+"""What losses, corrections and terms get and return, and the functions of tensors that they are written with.
 
-Invariant: a batch holds only tokens of the loss, of whole samples. A turn's tokens stand in one sample; the other samples of
-its episode may stand in another minibatch. Metrics are sums with counts, or maxima, so they add up over microbatches and
-ranks.
+Invariant: the driver reads the tables of slots, so nothing here imports torch before it computes. A batch holds only tokens
+of the loss, of whole samples. A turn's tokens stand in one sample; the other samples of its episode may stand in another
+minibatch. Metrics are sums with counts, or maxima, so they add up over microbatches and ranks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_LOG_RATIO = 60.0
+"""Log ratios are clamped to +-60 before `exp`: exp(60) = 1e26 times an advantage is finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,12 @@ class LossBatch:
     """[T] float: the same under the weights before the batch's first step."""
     value_targets: Tensor | None = None
     """[T] float: targets of the critic."""
+
+    def segment(self, name: Literal["turn", "sample", "microbatch"]) -> Tensor:
+        """Return [T] int: the number of the turn or the sample of each token, or 0 for all."""
+        if name == "microbatch":
+            return self.sample.new_zeros(self.sample.shape)
+        return self.turn if name == "turn" else self.sample
 
     def sum_by_turn(self, values: Tensor) -> Tensor:
         """Return at each token the sum of `values`, [T], over its turn."""
@@ -119,17 +129,22 @@ class Weights:
 
 def mean(values: Tensor, mask: Tensor | None = None) -> Metric:
     """Return the mean of `values`, [T] float or bool, over the tokens where `mask` is True."""
-    chosen = values.detach().double()
+    exact = values.detach().double()
     if mask is None:
-        return Metric("mean", chosen.sum(), torch.full_like(chosen.sum(), chosen.numel()))
-    return Metric("mean", torch.where(mask, chosen, 0.0).sum(), mask.sum().double())
+        return Metric("mean", exact.sum(), exact.new_full((), exact.numel()))
+    return Metric("mean", exact.masked_fill(~mask, 0.0).sum(), mask.sum().double())
 
 
 def maximum(values: Tensor) -> Metric:
     """Return the largest of `values`, [T]."""
-    chosen = values.detach().double()
-    lowest = chosen.new_full((1,), -torch.inf)
-    return Metric("maximum", torch.cat([chosen, lowest]).amax(), chosen.new_zeros(()))
+    exact = values.detach().double()
+    largest = exact.amax() if exact.numel() else exact.new_full((), -math.inf)
+    return Metric("maximum", largest, exact.new_zeros(()))
+
+
+def importance_ratio(numerator_logprobs: Tensor, denominator_logprobs: Tensor) -> Tensor:
+    """Return exp(numerator - denominator), [..], with the logarithm clamped to +-`MAX_LOG_RATIO`."""
+    return (numerator_logprobs - denominator_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def sum_by(values: Tensor, ids: Tensor) -> Tensor:
@@ -139,4 +154,24 @@ def sum_by(values: Tensor, ids: Tensor) -> Tensor:
 
 def mean_by(values: Tensor, ids: Tensor) -> Tensor:
     """Return at each token the mean of `values`, [T], over the tokens of the same id; differentiable."""
-    return sum_by(values, ids) / sum_by(torch.ones_like(values), ids)
+    return sum_by(values, ids) / sum_by(values.new_ones(len(values)), ids)
+
+
+def ascending_in_shares(values: Tensor, share: Tensor) -> Tensor:
+    """Return the order, [T] int, that sorts by share, the number of what a token shares a bound with, and then by value."""
+    by_value = values.argsort(stable=True)
+    return by_value[share[by_value].argsort(stable=True)]
+
+
+def running_sum(values: Tensor, sorted_share: Tensor) -> Tensor:
+    """Return the sums of `values`, [T], from the first token of each share to each token, itself included."""
+    import torch  # the driver, which has none, imports this module too
+
+    running = values.cumsum(0)
+    starts = torch.searchsorted(sorted_share, sorted_share)
+    return running - running[starts] + values[starts]
+
+
+def chosen(where: Tensor, one: float, other: float, like: Tensor) -> Tensor:
+    """Return `one` where `where` is True, else `other`, in the dtype of `like`, which two bare numbers would lose."""
+    return like.new_tensor(one).where(where, like.new_tensor(other))

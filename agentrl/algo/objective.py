@@ -17,10 +17,9 @@ from typing import Final, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.filled import AlgorithmSlots, TermSlot
-from agentrl.algo.loss import LossMetrics, Marks, importance_ratio, measure
-from agentrl.algo.loss_batch import LossBatch, Metric, TokenLoss, Weights, mean, sum_by
+from agentrl.algo.config import AlgorithmConfig, AlgorithmSlots, TermSlot
+from agentrl.algo.loss_batch import LossBatch, Metric, TokenLoss, Weights, importance_ratio, mean, sum_by
+from agentrl.algo.loss_metrics import LossMetrics, Marks, measure
 from agentrl.algo.slots import Loaded, Slot
 from agentrl.errors import ConfigError
 

@@ -1,14 +1,19 @@
-"""Named combinations of slots, each with the source of its values, and how it differs from that source.
+"""What fills slots under a name of its own: presets, with the sources of their values, and short fields such as `clip_low`.
 
-Invariant: a preset fills slots and nothing else, and every field of the run file beside it wins. What it does otherwise than
-its source is in `differences`, which `--dry-run` prints.
+Invariant: both fill slots and nothing else, and every field of the run file beside a preset wins. What a preset does
+otherwise than its source is in `differences`, which `--dry-run` prints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from agentrl.algo.advantages import ADVANTAGES
+from agentrl.algo.corrections import correction_parts
+from agentrl.algo.losses import POLICY_LOSSES
+from agentrl.algo.slots import Bundled, slot_name, slot_value, with_option
 
 FORKS: Final = (
     "a branch counts as a response: an episode that forks k times counts k + 1 times; with aggregate: token it does not"
@@ -22,6 +27,14 @@ OVERLONG: Final = (
     "no punishment for overlong answers, as no limit is known: shaping: {soft_overlong: {limit: N}}, N the tokens at which "
     "they are cut off"
 )
+SHORT: Final = {
+    "discount": ("advantage", "discount", 1.0),
+    "normalize_std": ("advantage", "normalize_std", False),
+    "clip_low": ("policy_loss", "clip_low", 0.2),
+    "clip_high": ("policy_loss", "clip_high", 0.2),
+}
+"""Short fields: the slot and the option that they fill, and the value that says nothing."""
+SHORT_CORRECTION: Final = ("behavior_weight_mode", "behavior_weight_cap")
 _AROUND_SAMPLER: Final = {"proximal": "behavior", "token": "none"}
 
 
@@ -153,3 +166,39 @@ PRESETS: Mapping[str, Preset] = {
         ),
     ),
 }
+
+
+def without_short_fields(given: Mapping[str, Any], preset: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields that slots have: those of the preset, then those that were given, short ones in their slots."""
+    fields = {**preset, **given}
+    tables: dict[str, Mapping[str, Bundled]] = {"advantage": ADVANTAGES, "policy_loss": POLICY_LOSSES}
+    standard = {"advantage": "episode", "policy_loss": "ppo"}
+    for short, (slot, option, silent) in SHORT.items():
+        if short not in fields:
+            continue
+        number = fields.pop(short)
+        value = slot_value(f"algorithm.{slot}", fields.get(slot, standard[slot]), tables[slot])
+        bundled = tables[slot].get(slot_name(value))
+        if bundled is None or option not in bundled.options.model_fields:
+            if number == silent:
+                continue
+            takers = ", ".join(name for name, each in tables[slot].items() if option in each.options.model_fields)
+            raise ValueError(
+                f"algorithm.{short}: {slot} {slot_name(value)} has no option {option}; remove {short}, or choose one of "
+                f"{takers}"
+            )
+        if slot in given and not isinstance(value, str) and option in value[slot_name(value)]:
+            raise ValueError(f"algorithm.{short}: {slot} {slot_name(value)} has {option} of its own; remove one of the two")
+        fields[slot] = with_option(value, option, number)
+    short = {name: fields.pop(name) for name in SHORT_CORRECTION if name in fields}
+    if short:
+        parts = correction_parts(fields.get("correction", {}))
+        if "token" in parts and "correction" in given:
+            raise ValueError(
+                f"algorithm.{next(iter(short))}: correction has a part `token` of its own; remove one of the two"
+            )
+        mode, cap = short.get("behavior_weight_mode", "mask"), short.get("behavior_weight_cap")
+        if mode not in ("clamp", "mask"):
+            raise ValueError(f"algorithm.behavior_weight_mode: expected clamp or mask, got {mode!r}")
+        fields["correction"] = {**parts, "token": mode if cap is None else {mode: {"cap": cap}}}
+    return fields

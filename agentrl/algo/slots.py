@@ -1,6 +1,6 @@
 """The slots of an algorithm: what fills them, by name or as `module:function`. No torch: the driver reads them too.
 
-Invariant: a slot names its function and never holds it, so the driver reads the tables of losses without loading torch.
+Invariant: the driver reads the tables of all slots, so no module with a table imports torch.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeAlias, TypeVar, cast
 
@@ -16,8 +16,9 @@ from pydantic import BaseModel, ValidationError
 
 from agentrl.config.base import Config
 from agentrl.errors import ConfigError
-from agentrl.user_code import import_user_object
+from agentrl.support.user_code import import_user_object
 
+Function = TypeVar("Function", bound=Callable[..., object])
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 Need: TypeAlias = Literal["entropy", "reference", "values", "batch", "logprobs", "advantages"]
@@ -35,10 +36,9 @@ class NoOptions(Config):
 class Bundled:
     """A function that comes with agentrl, as the table of its slot lists it."""
 
-    function: str
-    """`module:function`; loaded where it runs."""
-    options: type[Config] = NoOptions
-    """Model of its options, in a module without torch."""
+    function: Callable[..., object]
+    options: type[BaseModel] = NoOptions
+    """Model of its options."""
     formula: str = ""
     """Formula of one token, for `--dry-run`; `{name}` is an option."""
     needs: frozenset[Need] = frozenset()
@@ -46,6 +46,30 @@ class Bundled:
     """Whether tokens of advantage 0 have a gradient."""
     corrects: bool = False
     """Whether a policy loss weighs tokens by current / behavior itself, so that a correction beside it counts twice."""
+
+
+def row(
+    table: dict[str, Bundled],
+    name: str,
+    formula: str,
+    *,
+    needs: Sequence[Need] = (),
+    dense: bool = False,
+    corrects: bool = False,
+) -> Callable[[Function], Function]:
+    """Enter the function below into the table of its slot, with what the fields of `Bundled` say of it.
+
+    Its options are those that its second parameter is annotated with.
+    """
+
+    def enter(function: Function) -> Function:
+        options = _options_model("algorithm", name, function, _parameters("algorithm", name, function))
+        table[name] = Bundled(
+            function=function, options=options, formula=formula, needs=frozenset(needs), dense=dense, corrects=corrects
+        )
+        return function
+
+    return enter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +86,6 @@ class Slot:
     """None: the function is a user's."""
 
     @property
-    def function(self) -> str:
-        return self.name if self.bundled is None else self.bundled.function
-
-    @property
     def needs(self) -> frozenset[Need]:
         return frozenset() if self.bundled is None else self.bundled.needs
 
@@ -77,17 +97,22 @@ class Slot:
         options = self.bundled.options.model_validate(dict(self.given))
         return (self.bundled.formula or self.name).format(**dict(options))
 
-    def has_option(self, name: str) -> bool:
-        return self.bundled is not None and name in self.bundled.options.model_fields
-
     def load(self, kind: type[Result]) -> Loaded[Result]:
         """Import the function, whose results are of `kind`, and make its options.
 
         Raises:
             ConfigError: there is no such function, or it does not take these options.
         """
+        found = self._users_function() if self.bundled is None else self.bundled.function
+        function = cast("Callable[..., Result]", found)
+        takes = _parameters(self.field, self.name, function)
+        model = self.bundled.options if self.bundled is not None else _options_model(self.field, self.name, function, takes)
+        options = valid_options(self.field, self.name, model, self.given)
+        return Loaded(slot=self, function=function, options=options, takes_options=len(takes) > 1, kind=kind)
+
+    def _users_function(self) -> Callable[..., object]:
         try:
-            found = import_user_object(self.function, self.field)
+            found = import_user_object(self.name, self.field)
         except ConfigError as error:
             if not isinstance(error.__cause__, ModuleNotFoundError):
                 raise
@@ -96,12 +121,8 @@ class Slot:
                 "the directory in which the run starts, or install it there"
             ) from error
         if not callable(found):
-            raise ConfigError(f"{self.field}: {self.function} is no function but a {type(found).__name__}")
-        function = cast("Callable[..., Result]", found)
-        takes = _parameters(self, function)
-        model = self.bundled.options if self.bundled is not None else _options_model(self, function, takes)
-        options = valid_options(self.field, self.name, model, self.given)
-        return Loaded(slot=self, function=function, options=options, takes_options=len(takes) > 1, kind=kind)
+            raise ConfigError(f"{self.field}: {self.name} is no function but a {type(found).__name__}")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +139,6 @@ class Loaded(Generic[Result_co]):
     def where(self) -> str:
         """The beginning of a message about the function."""
         return f"{self.slot.field}: {self.slot.name}"
-
-    def option(self, name: str, default: float) -> float:
-        found: object = getattr(self.options, name, None)
-        return float(found) if isinstance(found, int | float) else default
 
     def __call__(self, subject: object, *more: object) -> Result_co:
         """Return the function's result for a batch or a group.
@@ -146,9 +163,9 @@ def as_loaded(field: str, function: Callable[..., Result], options: BaseModel | 
         ConfigError: the function has no signature, or no model of its options.
     """
     slot = Slot(field=field, name=getattr(function, "__name__", type(function).__name__), given={}, bundled=None)
-    takes = _parameters(slot, function)
+    takes = _parameters(field, slot.name, function)
     if options is None:
-        options = valid_options(field, slot.name, _options_model(slot, function, takes), {})
+        options = valid_options(field, slot.name, _options_model(field, slot.name, function, takes), {})
     return Loaded(slot=slot, function=function, options=options, takes_options=len(takes) > 1, kind=kind)
 
 
@@ -207,7 +224,8 @@ def load_without_torch(slot: Slot, kind: type[Result]) -> Loaded[Result]:
     """
     before = "torch" in sys.modules
     loaded = slot.load(kind)
-    module = sys.modules[slot.function.partition(":")[0]]
+    of_user = slot.name.partition(":")[0]
+    module = sys.modules[of_user if slot.bundled is None else slot.bundled.function.__module__]
     names = [name for name, value in vars(module).items() if _is_of_torch(value)]
     if names or ("torch" in sys.modules and not before):
         raise ConfigError(
@@ -222,27 +240,29 @@ def _is_of_torch(value: object) -> bool:
     return isinstance(module, str) and module.partition(".")[0] == "torch"
 
 
-def _parameters(slot: Slot, function: Callable[..., object]) -> list[inspect.Parameter]:
+def _parameters(field: str, name: str, function: Callable[..., object]) -> list[inspect.Parameter]:
     try:
         every = list(inspect.signature(function, eval_str=False).parameters.values())
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{slot.field}: {slot.name} has no signature: {error}; give a plain function") from error
+        raise ConfigError(f"{field}: {name} has no signature: {error}; give a plain function") from error
     positional = [each for each in every if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     if not positional:
-        raise ConfigError(f"{slot.field}: {slot.name} takes no argument; expected {slot.name}(batch or group, options)")
+        raise ConfigError(f"{field}: {name} takes no argument; expected {name}(batch or group, options)")
     return positional
 
 
-def _options_model(slot: Slot, function: Callable[..., object], parameters: list[inspect.Parameter]) -> type[BaseModel]:
+def _options_model(
+    field: str, name: str, function: Callable[..., object], parameters: list[inspect.Parameter]
+) -> type[BaseModel]:
     if len(parameters) < 2:
         return NoOptions
     try:
         model = typing.get_type_hints(function).get(parameters[1].name)
     except Exception as error:
-        raise ConfigError(f"{slot.field}: the annotations of {slot.name} cannot be read: {error}") from error
+        raise ConfigError(f"{field}: the annotations of {name} cannot be read: {error}") from error
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         raise ConfigError(
-            f"{slot.field}: annotate the parameter {parameters[1].name!r} of {slot.name} with the pydantic model of its "
+            f"{field}: annotate the parameter {parameters[1].name!r} of {name} with the pydantic model of its "
             f"options, got {model!r}"
         )
     return model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentrl.exports import first_use
+from agentrl.support.exports import first_use
 
 if TYPE_CHECKING:
     from agentrl.client.arguments import MessageLike
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentrl.client.offline import CallTimeout
     from agentrl.client.policy import PolicyBackend
     from agentrl.client.replay import ReplayBackend
-    from agentrl.tools import Tool, ToolError, reply_to, tool
+    from agentrl.client.tools import Tool, ToolError, reply_to, tool
 
 __all__ = [
     "CallTimeout",
@@ -57,9 +57,9 @@ __getattr__ = first_use(
         "RoleRule": "agentrl.client.door",
         "SamplingConfig": "agentrl.client.config",
         "SideCalls": "agentrl.client.door",
-        "Tool": "agentrl.tools",
-        "ToolError": "agentrl.tools",
-        "reply_to": "agentrl.tools",
-        "tool": "agentrl.tools",
+        "Tool": "agentrl.client.tools",
+        "ToolError": "agentrl.client.tools",
+        "reply_to": "agentrl.client.tools",
+        "tool": "agentrl.client.tools",
     },
 )

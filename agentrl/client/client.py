@@ -26,9 +26,9 @@ from agentrl.client.door import Door, DoorSettings
 from agentrl.client.episode import Episode
 from agentrl.client.offline import BASE_URL, not_served, offline_http_client
 from agentrl.client.parsed import parsed_completion, response_format_of
-from agentrl.companions import load_companion
 from agentrl.errors import AgentRLError, WorkflowError
 from agentrl.inference.backend import Generation
+from agentrl.support.companions import load_companion
 from agentrl.tokens.graph import TokenGraph
 from agentrl.types import BranchPath, EpisodeFailure, Int32Array, Message, Speaker, StopReason, Trajectory, Turn
 

@@ -79,7 +79,7 @@ class RoleRule(Config):
 
 
 class DoorSettings(Config):
-    """What a door makes of the calls of a program."""
+    """Options of a door."""
 
     branches: tuple[str, ...] = ()
     """Roles whose agents are independent branches, as `Client.branch` declares; each agent of such a role is one."""

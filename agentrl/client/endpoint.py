@@ -30,10 +30,10 @@ from agentrl.client.backend import Answer, AnswerStream, AskedCall, ClientBacken
 from agentrl.client.config import SamplingConfig
 from agentrl.client.episode import REPORTED_NAMES, Episode, EpisodeSettings, RunningCall
 from agentrl.client.offline import CallTimeout
-from agentrl.episode.checks import are_independent
+from agentrl.episode.trajectory import are_independent
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable, WorkflowError
-from agentrl.foreign import one_line
 from agentrl.inference.backend import Generation
+from agentrl.support.foreign import one_line
 from agentrl.tokens.history import continues_other_branch
 from agentrl.tokens.messages import field_getter, plain_fields
 from agentrl.types import BranchPath, ForkReason, Message, Speaker, StopReason, Turn

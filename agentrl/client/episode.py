@@ -19,10 +19,10 @@ import anyio
 import numpy as np
 
 from agentrl.client.offline import call_timeout, left_running
-from agentrl.concurrency import EndOfEpisode, ending_quietly, loop_time
 from agentrl.episode.checks import check_reward_parts
 from agentrl.errors import AgentRLError, EpisodeLimit, RequestRejected, RewardError, ServerTimeout, TokenError, WorkflowError
 from agentrl.inference.backend import Generation
+from agentrl.support.concurrency import EndOfEpisode, ending_quietly, loop_time
 from agentrl.types import BranchPath, EpisodeFailure, StopReason, Trajectory, Turn
 
 Result = TypeVar("Result")

@@ -24,10 +24,10 @@ from agentrl.client.deltas import DeltaSplitter
 from agentrl.client.demand import Demand, Instructions
 from agentrl.client.episode import MISSES_METRIC, CallWaits, Episode, EpisodeSettings
 from agentrl.client.offline import CallTimeout
-from agentrl.concurrency import outcome_of
-from agentrl.episode.checks import are_independent
+from agentrl.episode.trajectory import are_independent
 from agentrl.errors import ContextOverflow, ReplyError, ServerError, ServerUnavailable, WorkflowError
 from agentrl.inference.backend import Backend, GenerateRequest, Generation, GenerationChunk, GivesUp, SamplingParams
+from agentrl.support.concurrency import outcome_of
 from agentrl.tokens.graph import Prompt, TokenGraph
 from agentrl.tokens.history import continues_other_branch
 from agentrl.tokens.renderer import Renderer

@@ -22,16 +22,16 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from rich.console import Console
 
 from agentrl.client import Client, EndpointBackend, EpisodeSettings, SamplingConfig
+from agentrl.client.tools import Tool, reply_to, tool
 from agentrl.commands.python.serving import serve
 from agentrl.commands.running import parse_named_values, run_job
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.files import write_json
-from agentrl.foreign import one_line, visible
 from agentrl.inference.backend import TEMPERATURE_RULE, is_temperature
 from agentrl.inference.config import has_credentials
-from agentrl.tools import Tool, reply_to, tool
+from agentrl.support.files import write_json
+from agentrl.support.foreign import one_line, visible
+from agentrl.support.user_code import import_user_object
 from agentrl.types import ToolFormatName
-from agentrl.user_code import import_user_object
 from agentrl.weights.merging import whole_model
 
 MAX_ROUNDS = 20

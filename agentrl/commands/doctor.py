@@ -27,11 +27,9 @@ from agentrl.commands.rollouts import num_workers
 from agentrl.commands.running import Overrides, describe_error
 from agentrl.commands.train import load_renderer
 from agentrl.commands.trial import EPISODES, Trial, describe_trainer, describe_trial, play_trial, start_trainer
-from agentrl.companions import companion_names, load_companion
 from agentrl.config import RunConfig, load_config
 from agentrl.data.load import load_tasks
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.foreign import visible
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.anywhere import with_device
 from agentrl.inference.launch.pool import PortReserve, api_key
@@ -46,8 +44,10 @@ from agentrl.processes.handshake import checked_token, new_token
 from agentrl.processes.machine import count_cores, is_loopback
 from agentrl.processes.meeting import open_meeting
 from agentrl.processes.ray import import_ray, open_ray
-from agentrl.watchdog.loop import run_watched
-from agentrl.watchdog.signals import interrupt_note
+from agentrl.processes.watchdog.loop import run_watched
+from agentrl.processes.watchdog.signals import interrupt_note
+from agentrl.support.companions import companion_names, load_companion
+from agentrl.support.foreign import visible
 from agentrl.workflow import RolloutWorkflow, load_workflow
 
 _Result = TypeVar("_Result")

@@ -10,14 +10,14 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from agentrl.commands.open_run import open_run
 from agentrl.config import RunConfig
 from agentrl.observe.progress import duration_text
+from agentrl.observe.runs.reading import ONLINE_FOLDER, read_metrics
 from agentrl.plan.model import model_of
 from agentrl.plan.resizing import advise_driver
 from agentrl.plan.splits import split_planner
-from agentrl.runs.reading import read_metrics
-from agentrl.runs.run import ONLINE_FOLDER, open_run
-from agentrl.watchdog.signals import describe_results
+from agentrl.processes.watchdog.signals import describe_results
 
 _Line: TypeAlias = Mapping[str, Any]
 

@@ -16,7 +16,7 @@ from agentrl.commands.running import parse_json_object, parse_named_values, run_
 from agentrl.env import ChatStep, EnvironmentPool, load_environment
 from agentrl.env.chat import ChatEpisode
 from agentrl.env.registry import installed_environments
-from agentrl.foreign import visible
+from agentrl.support.foreign import visible
 from agentrl.types import Message, Task
 
 _CALL = "/call "

@@ -28,12 +28,12 @@ from agentrl.data.load import load_held_out
 from agentrl.engine.evaluate import EvalReport, evaluate_policy, evaluate_with
 from agentrl.episode.summary import is_success
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
-from agentrl.files import write_json
 from agentrl.inference.config import has_credentials
 from agentrl.inference.launch.pool import launch_pool
+from agentrl.processes.watchdog.delays import tuned_garbage_collector
 from agentrl.rollout.episode import run_endpoint_episode
+from agentrl.support.files import write_json
 from agentrl.types import StopReason, Task, Trajectory
-from agentrl.watchdog.delays import tuned_garbage_collector
 from agentrl.weights.merging import whole_model
 from agentrl.workflow import RolloutWorkflow, load_workflow
 

@@ -15,7 +15,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from agentrl.errors import ConfigError
-from agentrl.watchdog.signals import interrupt_note
+from agentrl.processes.watchdog.signals import interrupt_note
 
 _SUFFIX = ".template"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -15,8 +15,8 @@ from typing import Final, cast
 from cyclopts import App
 
 from agentrl.commands.running import run_command
-from agentrl.companions import Command, companion_names, load_companion
-from agentrl.watchdog.signals import interrupt_note, threads_end_with_command
+from agentrl.processes.watchdog.signals import interrupt_note, threads_end_with_command
+from agentrl.support.companions import Command, companion_names, load_companion
 
 COMMANDS: Final = {
     "train": Command(

@@ -24,13 +24,13 @@ from agentrl.data.load import TaskSets, write_task_files
 from agentrl.engine.parts import BEGUN_RUN, RunState
 from agentrl.engine.report import RunReport, Totals
 from agentrl.errors import ConfigError, RunStopped, TrainError
-from agentrl.files import write_json
-from agentrl.folders import make_private
 from agentrl.observe.resuming import last_wall_s
+from agentrl.observe.runs.reading import read_metrics
 from agentrl.plan.plan import Plan
 from agentrl.plan.resizing import record_split
 from agentrl.plan.text import describe_plan, resolved_yaml
-from agentrl.runs.reading import read_metrics
+from agentrl.support.files import write_json
+from agentrl.support.folders import make_private
 from agentrl.trainer.checkpoints.read import latest_checkpoint
 from agentrl.workflow import RolloutWorkflow
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from cyclopts import Parameter
 
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.exact_json import decode_exact_json
-from agentrl.foreign import make_log_visible, visible
-from agentrl.watchdog.signals import interrupt_note, interrupt_text, print_error, print_interrupt, sigterm_raises
+from agentrl.processes.watchdog.signals import interrupt_note, interrupt_text, print_error, print_interrupt, sigterm_raises
+from agentrl.support.exact_json import decode_exact_json
+from agentrl.support.foreign import make_log_visible, visible
 
 if TYPE_CHECKING:
     from agentrl.config import RunConfig
@@ -41,8 +41,8 @@ def run_job(
     job: Callable[[], Awaitable[object]], results: Callable[[], str], *, stall_timeout_s: float | None = None
 ) -> None:
     """Run an async job to its end; the job itself ends what it started."""
-    from agentrl.watchdog.loop import run_watched
-    from agentrl.watchdog.signals import run_without_waiting
+    from agentrl.processes.watchdog.loop import run_watched
+    from agentrl.processes.watchdog.signals import run_without_waiting
 
     with interrupt_note(results):
         if stall_timeout_s is None:

@@ -30,18 +30,17 @@ from agentrl.commands.run_directory import (
     write_summary,
 )
 from agentrl.commands.running import Overrides, load_run, run_job
-from agentrl.concurrency import enter_both
 from agentrl.config import RunConfig
 from agentrl.data.load import TaskSets, load_tasks
 from agentrl.engine.engine import Engine
-from agentrl.engine.parts import NEW_RUN, EngineParts
+from agentrl.engine.parts import NEW_RUN, EngineParts, GroupSource
 from agentrl.engine.report import RunReport
-from agentrl.engine.sources import GroupSource
 from agentrl.errors import AgentRLError, ConfigError, TrainerDied, TrainError
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.observe.progress import Progress, make_progress
+from agentrl.observe.runs.run_lock import run_lock
 from agentrl.observe.trackers.base import Tracker
 from agentrl.plan.checks import missing_here, reward_warnings
 from agentrl.plan.plan import Plan, plan_run
@@ -49,14 +48,14 @@ from agentrl.plan.text import describe_plan, resolved_yaml
 from agentrl.plan.trackers import load_trackers, make_feed
 from agentrl.processes.base import RESTART_WINDOW_S, Launcher
 from agentrl.processes.start import open_launcher
-from agentrl.runs.run_lock import run_lock
+from agentrl.processes.watchdog.delays import tuned_garbage_collector
+from agentrl.processes.watchdog.loop import watched_loop
+from agentrl.processes.watchdog.signals import describe_results
+from agentrl.support.concurrency import enter_both
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.checkpoints.read import latest_checkpoint
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.trainer.worker.ranks import worker_ended
-from agentrl.watchdog.delays import tuned_garbage_collector
-from agentrl.watchdog.loop import watched_loop
-from agentrl.watchdog.signals import describe_results
 from agentrl.workflow import RolloutWorkflow, load_workflow
 
 logger = logging.getLogger(__name__)

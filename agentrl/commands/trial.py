@@ -17,7 +17,6 @@ from typing import Final
 import anyio
 import numpy as np
 
-from agentrl.concurrency import task_group
 from agentrl.config import RunConfig
 from agentrl.data.load import TaskSets
 from agentrl.episode.summary import is_success, is_truncated
@@ -26,6 +25,7 @@ from agentrl.inference.launch.pool import launch_pool
 from agentrl.observe.progress import duration_text
 from agentrl.plan.plan import plan_run
 from agentrl.rollout.episode import run_policy_episode
+from agentrl.support.concurrency import task_group
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.types import Task, Trajectory

@@ -25,10 +25,10 @@ from agentrl.config import RunConfig
 from agentrl.data.load import load_tasks
 from agentrl.engine.evaluate import evaluate_with
 from agentrl.errors import ConfigError, RequestRejected
-from agentrl.foreign import visible
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.rollout.scripted_policy import UNLIMITED, ScriptedPolicy
 from agentrl.servers.scripted.server import ScriptedCall
+from agentrl.support.foreign import visible
 from agentrl.types import StopReason, Task, Trajectory
 from agentrl.workflow import REWARD_MARGIN, GroupWorkflow, RolloutWorkflow, load_workflow
 

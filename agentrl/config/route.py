@@ -18,8 +18,8 @@ from agentrl.weights.config import SyncConfig
 
 _IDLE = {
     "auto": (),
-    "disk": (("sync", "bucket_mb"), ("sync", "backend"), ("sync", "address"), ("sync", "timeout_s")),
-    "distributed": (("engine", "keep_published"), ("engine", "publish_dir")),
+    "disk": (("sync", "backend"), ("sync", "address"), ("sync", "timeout_s")),
+    "distributed": (("engine", "publish_dir"),),
 }
 
 

@@ -35,7 +35,7 @@ from agentrl.trainer.config import ParallelConfig, SftConfig, TrainerConfig
 from agentrl.weights.config import SyncConfig
 
 _SGLANG_ONLY = ("sglang_python", "sglang_args")
-_LAUNCH_ONLY = (*_SGLANG_ONLY, "servers", "host", "device", "max_running_requests", "threads", "start_timeout_s")
+_LAUNCH_ONLY = (*_SGLANG_ONLY, "servers", "host", "device", "max_running_requests", "start_timeout_s")
 
 
 class ModelConfig(Config):
@@ -179,7 +179,6 @@ class RunConfig(Config):
 def inapplicable(config: RunConfig) -> list[tuple[str, str]]:
     """Return `(section, field)` of each field that the run's backend or policy cannot honour."""
     found = [("inference", name) for name in _unused(config.inference)] + idle_fields(config.sync)
-    found += [("rollout", "min_group_size")] if config.rollout.incomplete_group == "drop" else []
     return found + ([("rollout", "workers")] if config.rollout.runner == "local" else [])
 
 
@@ -208,10 +207,6 @@ def _training_problems(config: RunConfig) -> list[str]:
         problems.append("sampling.temperature: 0 samples greedily, which has no policy gradient; set a positive one")
     if trainer.minibatches > batch:
         problems.append(f"trainer.minibatches: {trainer.minibatches} is more than the {batch} episodes of a batch; lower it")
-    if rollout.incomplete_group == "keep" and rollout.min_group_size > algorithm.group_size:
-        problems.append(
-            f"rollout.min_group_size: {rollout.min_group_size} is over algorithm.group_size {algorithm.group_size}; lower it"
-        )
     if rollout.runner == "local" and rollout.workers != "auto":
         problems.append("rollout.workers: applies to workers; set rollout.runner: processes or ray, or remove it")
     if rollout.runner != "local" and config.workflow.startswith("<"):
@@ -243,8 +238,6 @@ def _training_problems(config: RunConfig) -> list[str]:
             f"engine.probe_tolerance: log-probs computed in bfloat16 differ by {least:g} nats and more, which {asked:g} "
             "would call a failed update; raise or remove it, or set trainer.dtype and inference.dtype: float32"
         )
-    if rollout.incomplete_group == "drop" and "min_group_size" in rollout.model_fields_set:
-        problems.append("rollout.min_group_size: applies to incomplete_group: keep; set that, or remove it")
     if config.engine.eval_every and config.tasks.held_out is None:
         problems.append(
             "engine.eval_every: there are no held-out tasks; set tasks.eval_path, tasks.eval_factory_args or tasks.eval"
@@ -272,16 +265,21 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), defaults: Mappi
         raise ConfigError(f"{file} is not YAML in UTF-8: {error}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{file}: expected a mapping of fields at the top, got {type(loaded).__name__}")
-    return parse_config({**(defaults or {}), **cast("dict[str, Any]", loaded)}, overrides, source=str(file))
+    recorded = file.name == "config.yaml" and (file.parent / "metrics.jsonl").is_file()
+    values = {**(defaults or {}), **cast("dict[str, Any]", loaded)}
+    return parse_config(values, overrides, source=str(file), recorded=recorded)
 
 
-def parse_config(values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "config") -> RunConfig:
+def parse_config(
+    values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "config", recorded: bool = False
+) -> RunConfig:
     """Return the run that `values` and command-line flags describe.
 
     Args:
         values: the content of a run file.
         overrides: command-line flags, such as `["--seed", "3"]`; values are YAML.
         source: names `values` in errors.
+        recorded: whether an earlier run, perhaps of an earlier release, recorded `values`.
 
     Raises:
         ConfigError: one line for each error, with the field and the fix.
@@ -296,6 +294,11 @@ def parse_config(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
+        from agentrl.config.removed import without_removed  # only a file of an earlier release needs it
+
+        kept = without_removed(merged, source=source, recorded=recorded)
+        if kept != merged:
+            return parse_config(kept, source=source)
         lines = [line for detail in error.errors(include_url=False) for line in _explain(detail)]
         raise ConfigError(f"{source} is not a valid run:\n" + "\n".join(f"  {line}" for line in lines)) from None
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agentrl.algo.advantages import ADVANTAGES
-from agentrl.algo.config import SHORT, SHORT_CORRECTION
 from agentrl.algo.corrections import CORRECTIONS
 from agentrl.algo.losses import POLICY_LOSSES
-from agentrl.algo.presets import PRESETS
+from agentrl.algo.presets import PRESETS, SHORT, SHORT_CORRECTION
 from agentrl.algo.slots import Bundled
 from agentrl.config.describe import ConfigField, config_fields
 

@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import Task
 
 MAX_RESULTS: Final = 16
-"""Results kept of each choice: those of its last groups."""
+"""Number of recent groups whose results each choice keeps."""
 
 
 class GroupResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class Curriculum(Protocol):
     """Weighs choices: a function, or an object that is called, as `tasks.curriculum` names it."""
 
     def __call__(self, choices: Sequence[Choice]) -> Sequence[float]:
-        """Return a weight of at least 0 for each choice, of which one is positive.
+        """Return a weight for each choice: none is negative, and at least one is positive.
 
         The next group gets a choice with a probability in proportion to its weight times the weight of its source, divided
         by the number of choices of the source. It is called in the event loop before each group, so it must be quick.

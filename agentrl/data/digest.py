@@ -24,7 +24,7 @@ class StreamDigest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drawn: int = 0
     """Number of tasks drawn."""
     content: str = ""
-    """Digest of ids and data of those that it covers, in order."""
+    """Digest of the ids and data of the covered tasks, in order."""
 
     @classmethod
     def of(cls, stream: TaskStream, drawn: int) -> StreamDigest:
@@ -67,7 +67,7 @@ class TaskDigest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return cls(count=len(tasks), order=_digest_json([task.id for task in tasks]), content=_digest_json(content))
 
     def difference(self, before: TaskDigest) -> str | None:
-        """Return how these tasks differ from those of `before`; None where they are the same."""
+        """Return the difference between these tasks and `before`; None where there is none."""
         if self.count != before.count:
             return f"{self.count} tasks instead of {before.count}"
         if self.content != before.content:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, cast
 
 from agentrl.errors import ConfigError
-from agentrl.exact_json import decode_exact_json
+from agentrl.support.exact_json import decode_exact_json
 
 FILE_KINDS: Final = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 """Kinds of files; all but parquet may be compressed, as `.jsonl.gz`."""

@@ -63,7 +63,7 @@ class TrainingTasks:
         return tuple(source.tasks for source in self.sources if not isinstance(source.tasks, tuple))
 
     def first(self, count: int) -> tuple[Task, ...]:
-        """Return the first `count` tasks: those of sources that end, then the endless sources in turn."""
+        """Return the first `count` tasks: first all finite sources, then the endless sources in turn."""
         found = list(self.finite[:count])
         if self.streams:
             named = [(source.name, source.tasks) for source in self.sources if isinstance(source.tasks, TaskStream)]

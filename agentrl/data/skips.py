@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from agentrl.algo.keeps import returns_differ
+from agentrl.algo.group_slots import returns_differ
 from agentrl.episode.summary import is_success
 from agentrl.types import Group, Task
 
@@ -90,7 +90,7 @@ class PassSkips:
         return self._chosen[number]
 
     def finished(self, group: Group) -> None:
-        """Take the result of a group; one that runs again after a resume replaces what it gave before."""
+        """Take the result of a group; a group that runs again after a resume replaces its former result."""
         before = self._rests.pop(group.index, None)
         place = self._chosen.get(group.index)
         if place is not None and _teaches_nothing(group):

@@ -16,16 +16,16 @@ from typing import Any, Final, TypeAlias, cast
 
 import orjson
 
-from agentrl.companions import load_companion
 from agentrl.config.names import local_dataset
 from agentrl.data.config import SourceConfig
 from agentrl.data.digest import check_unique
 from agentrl.data.files import file_stem, find_files, read_rows
 from agentrl.data.stream import IteratedStream, TaskStream, stream_task
 from agentrl.errors import ConfigError
-from agentrl.exact_json import decode_exact_json, encode_exact_json
+from agentrl.support.companions import load_companion
+from agentrl.support.exact_json import decode_exact_json, encode_exact_json
+from agentrl.support.user_code import import_user_object
 from agentrl.types import Task
-from agentrl.user_code import import_user_object
 
 logger = logging.getLogger(__name__)
 
@@ -238,7 +238,7 @@ def _call_factory(make: Callable[..., object], config: SourceConfig, where: str)
 
 
 def _made_items(made: Iterable[object], where: str) -> Iterator[DataRecord | Task]:
-    """Yield what a factory made: tasks, and mappings as records that are named by their `id` or their number."""
+    """Yield the tasks of a factory; a mapping is a record, named by its `id` or its number."""
     iterator = iter(made)
     for number in itertools.count(1):
         try:

@@ -1,1 +1,1 @@
-"""The asynchronous loop: staleness, buffer, version clock, training, evaluation. Start at `engine.engine.Engine`."""
+"""The asynchronous loop: staleness, buffer, version clock, training, evaluation. Start at `agentrl.engine.engine.Engine`."""

@@ -7,23 +7,58 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from agentrl.algo.advantage import batch_advantages, spread_over_tokens, token_advantages
-from agentrl.algo.advantages.estimated import GroupAdvantages
-from agentrl.algo.advantages.kl_rewards import kl_estimate, with_kl_rewards
-from agentrl.algo.advantages.scaling import NO_BATCHES, RunningSquare, scaled_advantages
+from agentrl.algo.advantages import GroupAdvantages
+from agentrl.algo.batch_advantages import (
+    NO_BATCHES,
+    GroupLogprobs,
+    RunningSquare,
+    batch_advantages,
+    scaled_advantages,
+    spread_over_tokens,
+    token_advantages,
+)
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.shaped_groups import shaped_groups, without_left_out
+from agentrl.algo.group_slots import kl_estimate, shaped_groups, with_kl_rewards, without_left_out
 from agentrl.algo.slots import load_without_torch
-from agentrl.engine.estimates import VerifiedGroups
 from agentrl.episode.summary import episode_metrics, history_counts, staleness_metrics, trained_record, uniform_outcome
 from agentrl.errors import StaleDataError
-from agentrl.tokens.verify import trained_digests
+from agentrl.tokens.verify import trained_digests, verify
 from agentrl.trainer.base import StepReport, TrainBatch, TrainSample
 from agentrl.types import Float32Array, Group, Int32Array, Sample, Trajectory
+
+ByTurn: TypeAlias = Sequence[Sequence[Sequence[Float32Array]]]
+"""For each group, episode and turn: [output tokens] float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedGroups:
+    """The groups of a batch, proven, with what models say about their tokens."""
+
+    groups: Sequence[Group]
+    branches: Sequence[Sequence[Sequence[Sample]]]
+    """For each group and episode: its branches."""
+    values: ByTurn | None = None
+    """Of the critic; None: there is none."""
+    logprobs: Sequence[GroupLogprobs] | None = None
+    """Under the trainer's weights; None: the advantage does not need them."""
+    reference_logprobs: ByTurn | None = None
+    """Of the reference, nats; None: rewards do not need them."""
+
+    @classmethod
+    def of(cls, groups: Sequence[Group]) -> VerifiedGroups:
+        """Return `groups` without a model's numbers; InvariantError: a branch is not what its server saw."""
+        return cls(groups=groups, branches=[[verify(episode) for episode in group.episodes] for group in groups])
+
+
+def needs_models(algorithm: AlgorithmConfig) -> bool:
+    """Return whether the advantages of `algorithm` need a model's numbers; see `agentrl.engine.estimates`."""
+    slots, reference = algorithm.slots, algorithm.reference
+    pays_for_reference = reference is not None and reference.reward_weight != 0
+    return "values" in slots.needs or "logprobs" in slots.advantage.needs or pays_for_reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

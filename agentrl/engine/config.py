@@ -33,6 +33,12 @@ MIN_BFLOAT16_PROBE = 0.05
 MAX_SKIPPED_CHECKS = 4
 """Batches in a row that are taken without a spot check because servers are loading weights."""
 
+CHECKPOINT_AGE_S = 600.0
+"""Seconds after the last checkpoint until the next step is saved: the most work that a killed run loses, in whole steps."""
+
+KEPT_PUBLISHED = 2
+"""Newest published weights that stay on disk: a server may still read the one before the newest."""
+
 INTERRUPT_S = 20.0
 """Seconds that an interrupted or failing run has to end its training step and to save it."""
 
@@ -50,13 +56,9 @@ class EngineConfig(Config):
     """Whether servers take new weights during an evaluation. `live`: they do, so that its episodes may hold tokens of
     several versions. `frozen`: they keep one version until it ends; meanwhile the trainer trains one batch and waits."""
     checkpoint_every: int = Field(default=0, ge=0)
-    """Steps between checkpoints; 0: by time alone. The last step is always saved."""
-    checkpoint_every_s: float = Field(default=600.0, ge=0)
-    """Seconds after the last checkpoint until the next step is saved; 0: no checkpoint for its age."""
+    """Steps between checkpoints; 0: by time alone. A step is saved ten minutes after the last one, too, and at the end."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Newest checkpoints that stay on disk."""
-    keep_published: int = Field(default=2, ge=1)
-    """Newest published weights that stay on disk."""
     publish_dir: str | None = None
     """Where published weights go; None: inside the run directory. Must be visible to every server."""
     overlap_publication: bool = False

@@ -18,20 +18,19 @@ import anyio
 from anyio.abc import TaskGroup
 
 from agentrl.client.config import SamplingConfig
-from agentrl.concurrency import STRAY_CANCELLATION, finishing, task_group
 from agentrl.data.draw import TaskDraw
 from agentrl.engine.buffer import Ticket
 from agentrl.engine.evaluate import EvalReport, EvaluationQueue, evaluate_with
 from agentrl.engine.filter import FILTERED, load_filter
 from agentrl.engine.journal import LoopState
-from agentrl.engine.parts import EngineParts
+from agentrl.engine.parts import EngineParts, GroupIntake
 from agentrl.engine.report import RunReport
 from agentrl.engine.skipped import EqualScores
-from agentrl.engine.sources import GroupIntake
 from agentrl.engine.training import TrainLoop
 from agentrl.errors import RunStopped
 from agentrl.rollout.episode import LocalRunner
 from agentrl.rollout.group import DroppedGroup, run_group
+from agentrl.support.concurrency import STRAY_CANCELLATION, finishing, task_group
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import GroupWorkflow
 
@@ -44,7 +43,7 @@ class Engine:
     """
 
     def __init__(self, parts: EngineParts) -> None:
-        self._filter = load_filter(parts.algorithm)
+        self._filter = None if parts.algorithm.slots.keep.name == "all" else load_filter(parts.algorithm)
         self._parts, self._state = parts, LoopState(parts)
         self._board, self._buffer, self._journal = self._state.board, self._state.buffer, self._state.journal
         self._runner = parts.runner or LocalRunner(

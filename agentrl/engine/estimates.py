@@ -1,58 +1,31 @@
-"""What the trainer's models say about the tokens of a batch before it is trained, for the estimate of its advantages.
+"""Numbers that the trainer's models give to the tokens of a batch before it is trained, for the estimate of its advantages.
 
-Invariant: each turn has one number for each of its output tokens, under the weights before the step. A turn that several
-branches share has those of the first of them: what comes before it is the same in all.
+Invariant: each turn has one number for each of its output tokens, under the weights before the step, in the context and at
+the temperature in which it was sampled. A turn that several branches share has those of the first of them: what comes before
+it is the same in all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
 
-import anyio.to_thread
 import numpy as np
+from numpy.typing import NDArray
 
-from agentrl.algo.advantage import GroupLogprobs
+from agentrl.algo.batch_advantages import GroupLogprobs
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.engine.recomputed import recomputed_logprobs
-from agentrl.tokens.verify import verify
+from agentrl.engine.batch import VerifiedGroups
 from agentrl.trainer.base import Trainer
-from agentrl.types import Float32Array, Group, Int32Array, Sample
-
-ByTurn: TypeAlias = Sequence[Sequence[Sequence[Float32Array]]]
-"""For each group, episode and turn: [output tokens] float32."""
+from agentrl.types import Float32Array, Group, Int32Array, Sample, Trajectory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifiedGroups:
-    """The groups of a batch, proven, with what models say about their tokens."""
-
-    groups: Sequence[Group]
-    branches: Sequence[Sequence[Sequence[Sample]]]
-    """For each group and episode: its branches."""
-    values: ByTurn | None = None
-    """Of the critic; None: there is none."""
-    logprobs: Sequence[GroupLogprobs] | None = None
-    """Under the trainer's weights; None: the advantage does not need them."""
-    reference_logprobs: ByTurn | None = None
-    """Of the reference, nats; None: rewards do not need them."""
-
-    @classmethod
-    def of(cls, groups: Sequence[Group]) -> VerifiedGroups:
-        """Return `groups` without a model's numbers; raises as `verified_groups`."""
-        return cls(groups=groups, branches=[[verify(episode) for episode in group.episodes] for group in groups])
-
-
-async def verified_groups(groups: Sequence[Group], trainer: Trainer, algorithm: AlgorithmConfig) -> VerifiedGroups:
-    """Return `groups` with their branches, and with the numbers that `algorithm` needs.
-
-    Raises:
-        InvariantError: a branch does not reproduce what its server saw.
+async def with_estimates(found: VerifiedGroups, trainer: Trainer, algorithm: AlgorithmConfig) -> VerifiedGroups:
+    """Return verified groups with the numbers that `algorithm` needs.
 
     Cancellation: the trainer cannot be used again.
     """
-    found = await anyio.to_thread.run_sync(VerifiedGroups.of, groups)
+    groups = found.groups
     if "values" in algorithm.slots.needs:
         values = await trainer.values(_sequences(found.branches))
         found = replace(found, values=by_turn(groups, found.branches, values))
@@ -92,3 +65,43 @@ def _sequences(branches: Sequence[Sequence[Sequence[Sample]]]) -> list[Int32Arra
 
 def _every_sample(branches: Sequence[Sequence[Sequence[Sample]]]) -> list[Sample]:
     return [sample for of_group in branches for of_episode in of_group for sample in of_episode]
+
+
+async def recomputed_logprobs(trainer: Trainer, groups: Sequence[Group]) -> Sequence[GroupLogprobs]:
+    """Return the log-probs of each group, by a forward pass over its branches, and another for each further temperature.
+
+    Each token is computed in the context and at the temperature in which it was sampled. Turns that are not trained keep
+    their recorded ones.
+    """
+    asked = _Asked()
+    result: list[list[list[Float32Array]]] = []
+    for group in groups:
+        result.append([[turn.output_logprobs for turn in episode.turns] for episode in group.episodes])
+        for episode, found in zip(group.episodes, result[-1], strict=True):
+            asked.add(episode, found)
+    computed = await trainer.logprobs(asked.sequences, asked.temperatures)
+    for found, turn, sequence, places in asked.turns:
+        found[turn] = computed[sequence][places - 1]  # nothing predicts the first token
+    return result
+
+
+class _Asked:
+    """The sequences that the trainer is asked for, and the turns in them."""
+
+    def __init__(self) -> None:
+        self.sequences: list[Int32Array] = []
+        self.temperatures: list[float] = []
+        self.turns: list[tuple[list[Float32Array], int, int, NDArray[np.intp]]] = []
+        """For each turn: the log-probs of its episode, its number, the sequence, and the places of its output tokens."""
+
+    def add(self, episode: Trajectory, found: list[Float32Array]) -> None:
+        for branch in episode.branches():
+            sequences: dict[float, int] = {}
+            for turn in np.unique(branch.turn_index[branch.loss_mask]).tolist():
+                temperature = episode.turns[turn].temperature
+                if temperature not in sequences:
+                    sequences[temperature] = len(self.sequences)
+                    self.sequences.append(branch.token_ids)
+                    self.temperatures.append(temperature)
+                places = np.flatnonzero(branch.loss_mask & (branch.turn_index == turn))
+                self.turns.append((found, turn, sequences[temperature], places))

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import anyio
 
 from agentrl.client.config import SamplingConfig
-from agentrl.concurrency import task_group
 from agentrl.data.digest import check_unique
 from agentrl.engine.buffer import Signal
 from agentrl.engine.diagnostics import speaker_metrics, task_outcomes
@@ -26,6 +25,7 @@ from agentrl.inference.backend import Backend
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import LocalRunner, PolicyRunner
 from agentrl.rollout.group import EpisodeRunner, cancelled_episode, run_recorded
+from agentrl.support.concurrency import task_group
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import RolloutWorkflow

@@ -11,10 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from agentrl.algo.advantage import advantages_by
-from agentrl.algo.advantages import ADVANTAGES
-from agentrl.algo.advantages.estimated import GroupAdvantages
+from agentrl.algo.advantages import ADVANTAGES, GroupAdvantages
 from agentrl.algo.advantages.players import Float64Array
+from agentrl.algo.batch_advantages import advantages_by
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.slots import Loaded, Slot, load_without_torch, slot_of
 from agentrl.errors import ConfigError
@@ -26,18 +25,13 @@ FILTERED: Final = "filtered"
 """The reason under which a group that is left out is counted as dropped."""
 
 
-def load_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:
-    """Load the functions that run in the driver, so that a run without them does not start; None: every group is kept.
+def load_filter(algorithm: AlgorithmConfig) -> GroupFilter:
+    """Load the function of `algorithm.keep`.
 
     Raises:
-        ConfigError: one of them is not there, does not take its options, or imports torch.
+        ConfigError: it is not there, does not take its options, or imports torch.
     """
     slots = algorithm.slots
-    load_without_torch(slots.advantage, Sequence)
-    if slots.shaping.name != "none":
-        load_without_torch(slots.shaping, Group)
-    if slots.keep.name == "all":
-        return None
     estimate: Loaded[Sequence[Float64Array]] = load_without_torch(_judged_by(slots.advantage), Sequence)
     return GroupFilter(algorithm, load_without_torch(slots.keep, object), estimate)
 

@@ -35,9 +35,9 @@ from agentrl.observe.records import JsonLines
 from agentrl.observe.resuming import last_version, last_wall_s
 from agentrl.observe.stall import StallTimer, WaitBoard
 from agentrl.observe.timeline import MIN_WAIT_S, Activity, ActivityName, Actor
+from agentrl.processes.watchdog.delays import loop_blocked_s
 from agentrl.trainer.base import StepReport
 from agentrl.types import Group, Trajectory
-from agentrl.watchdog.delays import loop_blocked_s
 
 _TIMED: Mapping[Timer, tuple[Actor, ActivityName]] = {
     "trainer_wait_s": ("trainer", "wait_for_batch"),

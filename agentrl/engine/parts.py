@@ -1,33 +1,38 @@
 """The parts and settings of a run, as the engine gets them, and the state from which it begins or resumes.
 
-Invariant: what the engine relies on is checked here, once: tasks with different ids, and something left to do.
+Invariant: what the engine relies on is checked here, once: tasks with different ids, and something left to do. A source of
+groups owns each group from its ticket until it completes or drops it; the buffer keeps the staleness bound of such groups by
+dropping or masking, since nobody outside waits for the trainer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from agentrl.algo.advantages.scaling import NO_BATCHES, RunningSquare
+from agentrl.algo.batch_advantages import NO_BATCHES, RunningSquare
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.algo.slots import load_without_torch
 from agentrl.client.config import SamplingConfig
 from agentrl.data.digest import TaskDigest, check_unique
 from agentrl.data.draw import DrawState
 from agentrl.data.load import TrainingTasks
+from agentrl.engine.buffer import GroupBuffer, VersionClock
 from agentrl.engine.config import INTERRUPT_S, ComputeType, EngineConfig
-from agentrl.engine.sources import GroupSource
 from agentrl.errors import ConfigError, TrainError
-from agentrl.inference.backend import Inference
+from agentrl.inference.backend import Backend, Inference
 from agentrl.observe.progress import NoProgress, Progress
 from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import PolicyRunner
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.base import Trainer
-from agentrl.types import Task
+from agentrl.types import Group, Task, Trajectory, Turn
 from agentrl.workflow import RolloutWorkflow
 
 
@@ -123,6 +128,67 @@ BEGUN_RUN = RunState(step=0, policy_version=1, groups_admitted=0, groups_open=()
 """The state of a run that lost its process before its first checkpoint: its first weights were version 1."""
 
 
+class EpisodeLister(Protocol):
+    """Lists an episode among those in flight while the block runs; see `InFlight.episode`."""
+
+    def __call__(
+        self, episode_id: str, task_id: str, group: int | None
+    ) -> AbstractContextManager[Callable[[Turn], None], bool | None]:
+        """Yield the callback for the turns of the episode."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupIntake:
+    """The parts of a run that a source of groups works with."""
+
+    buffer: GroupBuffer
+    clock: VersionClock
+    backend: Backend
+    """Answers model calls, and counts them by episode."""
+    release: Callable[[str], None]
+    """Drops what the servers keep of an ended episode."""
+    flight: EpisodeLister
+    on_episode: Callable[[Trajectory, int], None]
+    """Records a finished episode of a group."""
+    resumed_step: int
+    """Steps of the checkpoint from which the run continues; 0 for a new run."""
+
+
+class GroupSource(Protocol):
+    """Brings groups that no task of the run opens, such as conversations of the users of an online run, into the buffer."""
+
+    async def fill(self, intake: GroupIntake) -> None:
+        """Open groups, and complete or drop each, until the buffer is closed.
+
+        Cancellation: episodes in flight end and are lost; what the source has promised to keep is on the disk.
+        """
+        ...
+
+    def is_idle(self) -> bool:
+        """Return whether nothing can move before somebody outside acts, so that standing still is no stall."""
+        ...
+
+    def dropped(self, index: int) -> None:
+        """Take note that the buffer dropped a group."""
+        ...
+
+    async def taken(self, step: int, groups: Sequence[Group]) -> Sequence[Group]:
+        """Take note that `step` trains these groups, and return their episodes in the groups that are compared."""
+        ...
+
+
+def load_driver_functions(algorithm: AlgorithmConfig) -> None:
+    """Load the functions that make a batch, so that a run without them ends before its first groups.
+
+    Raises:
+        ConfigError: one of them is not there, does not take its options, or imports torch.
+    """
+    load_without_torch(algorithm.slots.advantage, Sequence)
+    if algorithm.slots.shaping.name != "none":
+        load_without_torch(algorithm.slots.shaping, Group)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
     """The parts and settings of one run."""
@@ -164,6 +230,7 @@ class EngineParts:
     """Gets the records of the run, which also go to its files."""
 
     def __post_init__(self) -> None:
+        load_driver_functions(self.algorithm)
         if not self.tasks.is_endless:
             check_unique(self.tasks.finite, "the training")
         if self.resume.step >= self.engine.steps and not self.resume.evaluations_due:

@@ -1,4 +1,4 @@
-"""The trainer's weights on their way to the servers, one publication after the other, and into checkpoints.
+"""The trainer's weights on their way to the servers, one publication after the other.
 
 Invariant: when `send` of version v returns, every serving server holds exactly the weights that the trainer had when v was
 held, proved by checksums and by a probe. The clock ticks once for each publication, when every serving server holds that
@@ -10,7 +10,6 @@ waits for a batch.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,14 +20,13 @@ import anyio.to_thread
 import numpy as np
 from anyio.abc import TaskGroup
 
-from agentrl.engine.config import ComputeType, EngineConfig, probe_bounds
+from agentrl.engine.config import KEPT_PUBLISHED, ComputeType, EngineConfig, probe_bounds
 from agentrl.engine.journal import LoopState
 from agentrl.engine.report import PublishReport, SyncCost
 from agentrl.errors import AgentRLError, WeightSyncError
-from agentrl.folders import make_private
 from agentrl.inference.backend import Inference, Probe, UpdateReport, WeightSource
 from agentrl.tokens.renderer import Renderer
-from agentrl.trainer.base import SaveReport, Trainer
+from agentrl.trainer.base import Trainer
 from agentrl.weights.disk import WEIGHTS_FILE, prune
 from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.types import WeightFeed
@@ -69,7 +67,7 @@ class _Source(NamedTuple):
 
 
 class WeightPublisher:
-    """Moves weights from the trainer to the servers and to the checkpoint directory."""
+    """Moves weights from the trainer to the servers."""
 
     def __init__(
         self,
@@ -87,9 +85,6 @@ class WeightPublisher:
         self._trainer = trainer
         self._inference = inference
         self._directory = Path(config.publish_dir) if config.publish_dir else run_dir / "weights"
-        self._checkpoints = run_dir / "checkpoints"
-        self._keep_published = config.keep_published
-        self._keep_checkpoints = config.keep_checkpoints
         self._probe_ids = np.asarray(probe_ids, np.int32)
         self._tolerance = probe_bounds(config, compute_type)
 
@@ -113,7 +108,7 @@ class WeightPublisher:
         self._check(held.version, update)
         seconds = time.perf_counter() - begin
         if self._send_dtype is None:
-            await anyio.to_thread.run_sync(lambda: prune(self._directory, keep=self._keep_published))
+            await anyio.to_thread.run_sync(lambda: prune(self._directory, keep=KEPT_PUBLISHED))
         return PublishReport(
             publish_s=held.seconds + (0.0 if beside else written_s),
             update_s=seconds - (0.0 if beside else written_s),
@@ -139,25 +134,6 @@ class WeightPublisher:
                 f"published version {version}, but the servers report {update.version} for the update and "
                 f"{self._inference.policy_version} now"
             )
-
-    async def save(self, step: int, note: str) -> Path:
-        """Begin to write a checkpoint of `step` with `note` in it; return where it will be once `finish_save` reports it."""
-        path = self._checkpoints / f"step-{step:06d}"
-        make_private(self._checkpoints)
-        await self._trainer.save(str(path), note)
-        return path
-
-    async def finish_save(self, *, wait: bool) -> SaveReport | None:
-        """Return the begun checkpoint once on the disk, and remove the oldest; without `wait`, None until then."""
-        report = await self._trainer.finish_save(wait=wait)
-        if report is not None:
-            await anyio.to_thread.run_sync(self._prune_checkpoints)
-        return report
-
-    def _prune_checkpoints(self) -> None:
-        saved = sorted(path for path in self._checkpoints.glob("step-*") if path.is_dir())
-        for path in saved[: -self._keep_checkpoints]:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 class Publications:

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.keeps import returns_differ
+from agentrl.algo.group_slots import returns_differ
 from agentrl.engine.config import EngineConfig
 from agentrl.errors import ErrorBudgetExceeded, NothingLearned, RolloutWorkerDied
 from agentrl.rollout.config import RolloutConfig

@@ -1,7 +1,7 @@
 """Environments: typed ones, those that speak in chat messages, their pool, and their names."""
 
 from agentrl.env.chat import ChatEnvironment, ChatStart, ChatStep, EnvironmentLimits, EpisodeEnd, environment_seed
-from agentrl.env.faults import environment_boundary, watch_faults
+from agentrl.env.faults import environment_boundary, note_metric, watch_faults, watch_metrics
 from agentrl.env.pool import EnvironmentPool
 from agentrl.env.registry import load_environment
 from agentrl.env.threads import call_in_thread
@@ -21,6 +21,8 @@ __all__ = [
     "environment_boundary",
     "environment_seed",
     "load_environment",
+    "note_metric",
     "open_environment",
     "watch_faults",
+    "watch_metrics",
 ]

@@ -1,4 +1,4 @@
-"""Errors of environments, tools and graders: attributed to them, and remembered for the episode.
+"""Errors and metrics of environments, tools and graders: attributed to them, and remembered for the episode.
 
 Invariant: an error in the block of `environment_boundary` fails the episode even if the workflow catches it, unless the same
 operation succeeds later.
@@ -10,10 +10,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from agentrl.concurrency import outside_work
-from agentrl.errors import EnvironmentFault, boundary
+from agentrl.errors import EnvironmentFault
+from agentrl.support.concurrency import outside_work
+from agentrl.support.user_code import boundary
 
 _faults: ContextVar[dict[str, EnvironmentFault] | None] = ContextVar("agentrl_environment_faults", default=None)
+_metrics: ContextVar[dict[str, float] | None] = ContextVar("agentrl_noted_metrics", default=None)
 
 
 @contextmanager
@@ -25,6 +27,24 @@ def watch_faults() -> Generator[dict[str, EnvironmentFault]]:
         yield faults
     finally:
         _faults.reset(token)
+
+
+@contextmanager
+def watch_metrics() -> Generator[dict[str, float]]:
+    """Yield the metrics that code in the block notes for its episode; its tasks and threads are watched too."""
+    metrics: dict[str, float] = {}
+    token = _metrics.set(metrics)
+    try:
+        yield metrics
+    finally:
+        _metrics.reset(token)
+
+
+def note_metric(name: str, value: float) -> None:
+    """Put a metric on the running episode, whether or not its workflow records it; outside of one do nothing."""
+    metrics = _metrics.get()
+    if metrics is not None:
+        metrics[name] = value
 
 
 @contextmanager

@@ -17,11 +17,12 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 from pydantic import BaseModel
 
-from agentrl.concurrency import task_group
 from agentrl.env.chat import ChatEnvironment, ChatEpisode, ChatStart, ChatStep, EnvironmentLimits, EpisodeEnd
 from agentrl.env.faults import environment_boundary
 from agentrl.episode.tape import Player, Recorder, playing, recording
-from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault, boundary
+from agentrl.errors import AgentRLError, ConfigError, EnvironmentFault
+from agentrl.support.concurrency import task_group
+from agentrl.support.user_code import boundary
 from agentrl.types import Message, Task
 
 _Made: TypeAlias = ChatEnvironment | AbstractAsyncContextManager[ChatEnvironment]

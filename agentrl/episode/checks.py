@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from agentrl.episode.trajectory import BranchPath, Float32Array, Turn, VersionSpan
+from agentrl.episode.trajectory import Float32Array, Turn, VersionSpan
 from agentrl.errors import InvariantError, RewardError
 
 MAX_REWARD = 1e30
@@ -68,12 +68,6 @@ def check_spans(spans: Sequence[VersionSpan], count: int, parent: Turn | None, w
         at, version = span.end, span.version
     if at != count:
         raise InvariantError(f"{where}: version spans cover {at} of {count} output tokens")
-
-
-def are_independent(one: BranchPath, other: BranchPath) -> bool:
-    """Return whether two turns stand in branches that were declared independent of each other: neither holds the other."""
-    shared = min(len(one), len(other))
-    return one[:shared] != other[:shared]
 
 
 def check_reward_time(turn: Turn, where: str) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.foreign import visible
+from agentrl.support.foreign import visible
 
 if TYPE_CHECKING:
     from agentrl.episode.trajectory import TokenDecoder, Trajectory, Turn  # which draws itself with this module

@@ -3,7 +3,7 @@
 Invariant: without a tape nothing changes. A recorded answer is given once, to the same question by the same asker; a
 question that was not recorded raises `ReplayDiverged`, and the tape remembers it even if the workflow catches the error. A
 cassette appears whole or not at all, and is read only if its format and version are known. Nothing in it depends on the time
-of the recording, but for what `agentrl.cassette.now()` returned.
+of the recording, but for what `now()` returned.
 
 A cassette is one JSON object with the fields of `Cassette`. `episode` has the fields of a line of
 `episodes/step-NNNNNN.jsonl` in a run directory; its times are null.
@@ -23,8 +23,8 @@ import anyio.lowlevel
 import msgspec
 import orjson
 
-from agentrl.concurrency import outside_work
 from agentrl.errors import ConfigError, EnvironmentFault, ReplayDiverged
+from agentrl.support.concurrency import outside_work
 
 Asked: TypeAlias = Literal["tool", "environment", "grader", "judge", "process", "clock"]
 CASSETTE_VERSION: Final = 1

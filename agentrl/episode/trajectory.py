@@ -427,3 +427,9 @@ class Group:
         """Return the oldest policy version among the sampled tokens (`admitted_version` if none was sampled)."""
         turns = (turn for episode in self.episodes for turn in episode.turns)
         return min((span.version for turn in turns for span in turn.spans), default=self.admitted_version)
+
+
+def are_independent(one: BranchPath, other: BranchPath) -> bool:
+    """Return whether two turns stand in branches that were declared independent of each other: neither holds the other."""
+    shared = min(len(one), len(other))
+    return one[:shared] != other[:shared]

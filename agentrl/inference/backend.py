@@ -26,7 +26,7 @@ CONTEXT_RESERVE = 6
 CONTEXT_HEADROOM = CONTEXT_RESERVE + 2
 """Tokens by which a server's context exceeds the promised one; a server ends outputs 2 tokens before its own limit."""
 SPARE_ROWS = 8
-"""Most rows of an embedded server's cache beside those of running sequences: they keep prefixes that others may continue."""
+"""Most cache rows that an embedded server keeps for prefixes; running sequences have rows of their own."""
 
 MIN_TEMPERATURE = 1e-6
 MAX_TEMPERATURE = 100.0

@@ -14,6 +14,8 @@ from agentrl.errors import ConfigError
 
 EMBEDDED_CONTEXT_TOKENS = 4096
 """Longest context plus output of one request on an embedded server, unless the config sets another."""
+CPU_THREADS = 1
+"""CPU threads of each server without a GPU: the fastest if server and trainer share two cores."""
 CPU_RUNNING_REQUESTS = 64
 """Sequences that a server on a CPU decodes together, unless the config sets another number."""
 _ADDRESSES = TypeAdapter(tuple[HttpUrl, ...])
@@ -62,13 +64,11 @@ class InferenceConfig(Config):
     device: Device = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`, the GPU of the first server; others use the next."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Type that servers compute in; for running servers, the type they were started with. None: that of the trainer."""
+    """Type that servers compute in; for running servers, the type they were started with. None: the trainer's type."""
     max_running_requests: int | None = Field(default=None, ge=1)
     """Sequences decoded together; others wait in the server's queue. None: 64 on a CPU, SGLang's own choice on a GPU."""
     max_context_tokens: int | None = Field(default=None, ge=8)
     """Longest context plus output of one request, tokens. None: 4096 if embedded, the model's positions for SGLang."""
-    threads: int | None = Field(default=None, ge=1)
-    """CPU threads of each server. None: 1, the fastest if server and trainer share two cores; on a GPU SGLang's choice."""
     pause_mode: Literal["exact", "fast", "pinned"] | None = None
     """Of running calls at an update. `exact` (retract, flush): a recompute gives the recorded log-probs. `fast` (in place):
     stale KV, error reported. `pinned`: they keep their adapter. None: pinned with `sync.adapter: adapter`, else exact."""

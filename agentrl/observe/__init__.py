@@ -1,1 +1,1 @@
-"""The records of a run (`metric_keys`: the vocabulary, `records`: the files) and its display (`progress`, `stall`)."""
+"""The records of a run (`metric_keys`: the vocabulary, `records`: the files, `runs`: their readers) and its display."""

@@ -27,11 +27,11 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from agentrl.concurrency import task_group
 from agentrl.episode.codec import encode_line, trajectory_record
 from agentrl.episode.summary import EPISODES_HEADER, INDEX_HEADER, TRAINED_HEADER, EndedEpisode, summarize
 from agentrl.errors import RunStopped
 from agentrl.observe.records import JsonLines, cannot_write
+from agentrl.support.concurrency import task_group
 
 DRAIN_TIMEOUT_S = 20.0
 """Seconds that a run that ends waits until its last lines are on disk: a disk that others write to pauses for some."""
@@ -255,7 +255,7 @@ def step_file(folder: Path, step: int) -> Path:
 
 
 def trained_file(folder: Path, step: int) -> Path:
-    """Return the path of what a step trained."""
+    """Return the path of the file that lists what a step trained."""
     return folder / f"trained-{step:06d}.jsonl.gz"
 
 

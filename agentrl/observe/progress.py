@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.foreign import visible
+from agentrl.support.foreign import visible
 
 REFRESH_S = 0.5
 """Seconds between two pictures of the live display."""

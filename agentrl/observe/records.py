@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agentrl.episode.codec import encode_line
 from agentrl.errors import RunStopped
-from agentrl.folders import make_private
+from agentrl.support.folders import make_private
 
 _BLOCK_BYTES = 65536
 

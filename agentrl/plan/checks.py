@@ -21,7 +21,7 @@ from agentrl.inference.launch.sglang import find_sglang_python
 from agentrl.plan.disk_space import disk_problems
 from agentrl.plan.plan import Plan
 from agentrl.plan.trackers import load_trackers
-from agentrl.user_code import import_user_module
+from agentrl.support.user_code import import_user_module
 from agentrl.workflow import load_workflow
 
 

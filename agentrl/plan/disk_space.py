@@ -11,6 +11,7 @@ from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.config.route import Route
+from agentrl.engine.config import KEPT_PUBLISHED
 from agentrl.plan.memory import RunMemory, gib
 
 
@@ -30,9 +31,9 @@ def disk_problems(run: RunConfig, memory: RunMemory, route: Route, free: Callabl
     engine, problems = run.engine, list[str]()
     folder = Path(engine.publish_dir) if engine.publish_dir else run.run_dir / "weights"
     if route.method == "disk" and (
-        short := _shortage(folder, engine.keep_published + 1, memory.snapshot.num_bytes, free, "published versions")
+        short := _shortage(folder, KEPT_PUBLISHED + 1, memory.snapshot.num_bytes, free, "published versions")
     ):
-        problems.append(f"engine.publish_dir: {short}; free space, name another directory, or lower engine.keep_published")
+        problems.append(f"engine.publish_dir: {short}; free space, or name another directory")
     saved, folder = memory.checkpoint * run.trainer.parallel.shape.world, run.run_dir / "checkpoints"
     if short := _shortage(folder, engine.keep_checkpoints + 1, saved, free, "checkpoints"):
         problems.append(f"runs_dir: {short}; free space, name another directory, or lower engine.keep_checkpoints")

@@ -14,9 +14,9 @@ import msgspec
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.files import write_json
+from agentrl.observe.runs.reading import read_metrics
 from agentrl.plan.splits import Split
-from agentrl.runs.reading import read_metrics
+from agentrl.support.files import write_json
 
 WINDOW_STEPS = 10
 """Steps of a window in which idle time is measured."""

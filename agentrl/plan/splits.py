@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, cast
 
-from agentrl.companions import load_companion
 from agentrl.config import RunConfig
 from agentrl.plan.memory import gpus_per_server
 from agentrl.plan.model import ModelFacts
+from agentrl.support.companions import load_companion
 
 DEFAULT_GPU: Final = "h100"
 """The GPU whose data sheet counts where this machine's is unknown."""

@@ -7,15 +7,14 @@ from typing import Final
 
 import yaml
 
-from agentrl.algo.companions import LR_FACTOR, CriticConfig, ReferenceConfig
-from agentrl.algo.preset_differences import preset_differences
+from agentrl.algo.config import LR_FACTOR, CriticConfig, ReferenceConfig, preset_differences
 from agentrl.algo.presets import PRESETS
 from agentrl.config import RunConfig, inapplicable
 from agentrl.config.route import Route
 from agentrl.config.run import COMMAND_WORKFLOW
 from agentrl.data.config import SourceConfig, WeightedSource
 from agentrl.data.source import never_ends
-from agentrl.engine.config import INTERRUPT_S, MAX_SKIPPED_CHECKS, probe_bounds, spot_bounds
+from agentrl.engine.config import CHECKPOINT_AGE_S, INTERRUPT_S, MAX_SKIPPED_CHECKS, probe_bounds, spot_bounds
 from agentrl.inference.backend import LogprobTolerance
 from agentrl.inference.config import first_gpu, runs_on_cpu, tensor_parallel
 from agentrl.plan.memory import RunMemory, gib, longest_pass, owns_critic, running_requests, trained_parameters
@@ -24,7 +23,9 @@ from agentrl.plan.places import num_workers
 from agentrl.plan.plan import Plan
 from agentrl.plan.splits import DEFAULT_GPU
 from agentrl.processes.ray import ray_address
+from agentrl.rollout.config import LEAST_KEPT
 from agentrl.trainer.parallel.shape import MeshShape, reason_against_sharing
+from agentrl.weights.config import BUCKET_MB
 
 _TERMINAL_COMMAND: Final = "agentrl_workflows.terminal:TerminalCommand"
 
@@ -350,7 +351,7 @@ def _updates(config: RunConfig, route: Route, memory: RunMemory | None) -> str:
     way = f"from disk ({config.engine.publish_dir or f'{config.run_dir}/weights'})"
     if route.method == "distributed":
         backend = "nccl where both ends are on GPUs, else gloo" if sync.backend == "auto" else sync.backend
-        way = f"from the trainer's memory ({backend}, {sync.bucket_mb} MB at a time, trainer at {sync.address})"
+        way = f"from the trainer's memory ({backend}, {BUCKET_MB} MB at a time, trainer at {sync.address})"
     if config.sync.adapter == "adapter":
         if mode == "exact":
             meaning = "none: calls are aborted and continue with the new adapter; log-probs equal a recompute"
@@ -389,8 +390,9 @@ def _evaluation(config: RunConfig) -> str:
         idle = "none: the held-out tasks are played by `agentrl eval` alone, until engine.eval_every is set"
         when = "none" if config.tasks.held_out is None else idle
     often = [f"every {engine.checkpoint_every} steps"] if engine.checkpoint_every else []
-    often += [f"every {engine.checkpoint_every_s:g} s"] if engine.checkpoint_every_s else []
-    saved = ", ".join([*often, "at the end"]) + f", on an interrupt within {INTERRUPT_S:g} s"
+    saved = (
+        ", ".join([*often, f"every {CHECKPOINT_AGE_S:g} s", "at the end"]) + f", on an interrupt within {INTERRUPT_S:g} s"
+    )
     return f"{when}; checkpoints: {saved}, the newest {engine.keep_checkpoints} are kept"
 
 
@@ -403,7 +405,7 @@ def _trackers(config: RunConfig) -> str:
 
 def _failures(config: RunConfig) -> str:
     rollout = config.rollout
-    group = "dropped" if rollout.incomplete_group == "drop" else f"kept if {rollout.min_group_size} episodes are left"
+    group = "dropped" if rollout.incomplete_group == "drop" else f"kept if {LEAST_KEPT} episodes are left"
     limits = f"{rollout.max_failure_rate:.0%} failures or {rollout.max_consecutive_failures} in a row"
     stall = f"{config.engine.stall_timeout_s:g} s without progress"
     retries = f"{rollout.episode_retries} retry per episode, then the group is {group}"

@@ -17,8 +17,8 @@ from agentrl.errors import ConfigError
 from agentrl.observe.resuming import last_wall_s
 from agentrl.observe.trackers.base import TrackedRun, Tracker
 from agentrl.observe.trackers.feed import TrackerFeed
+from agentrl.support.user_code import import_user_module
 from agentrl.tokens.renderer import Renderer
-from agentrl.user_code import import_user_module
 
 
 class _Bundled(NamedTuple):

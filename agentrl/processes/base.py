@@ -1,4 +1,4 @@
-"""The seam of the launchers: what a process needs, how it ended, and what starts it, here on this machine. No torch, no ray.
+"""The interface of launchers: the order for a process, its end, and the launcher of this machine. No torch, no ray.
 
 Invariant: the caller that starts processes through a launcher stops each of them. A launcher adds nothing to what runs:
 the same command and environment give the same process under each of them, on this machine or on another node.
@@ -24,9 +24,9 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
 from agentrl.errors import ConfigError, LaunchError
-from agentrl.folders import make_private
-from agentrl.foreign import visible
 from agentrl.processes.machine import LOOPBACK, free_port
+from agentrl.support.folders import make_private
+from agentrl.support.foreign import visible
 
 HOST_WORD = "{host}"
 """Stands in a command for the address at which others reach the node."""
@@ -250,6 +250,7 @@ class LocalChild:
     async def ended(self) -> Exit:
         """Wait until the process has ended, and `DRAIN_S` at most until the reader of its `lines` has the last ones."""
         code = await self._process.wait()
+        # The lines that a server writes last say why it ended, and the reader may be behind.
         if self._output is not None:
             with anyio.move_on_after(DRAIN_S):  # what it started may hold the pipe open
                 await self._output.at_end.wait()
@@ -300,8 +301,10 @@ class OutputLines:
                 self.at_end.set()
                 raise StopAsyncIteration from None
             with self._log_path.open("ab") as log:
+                # Written as it comes: if this process is killed, the log has what the server said until then.
                 log.write(data)
             *self._lines, rest = (self._rest + data).split(b"\n")
+            # A program that never ends its line must not fill this process's memory.
             self._rest = rest[-MAX_LINE:]
         return self._lines.pop(0).decode(errors="replace")
 
@@ -332,8 +335,11 @@ async def _start(spec: ProcessSpec) -> LocalChild:
                 command,
                 stdin=PIPE,
                 stdout=PIPE,
+                # A worker's standard output carries frames, so only its errors can go to the log.
                 stderr=STDOUT if spec.role == "server" else log,
                 env={**inherited_environment(), **spec.environment},
+                # A group of its own: a Ctrl-C in the terminal does not reach it, and one signal ends it with its
+                # children.
                 start_new_session=True,
             )
         except OSError as error:

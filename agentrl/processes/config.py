@@ -41,7 +41,7 @@ class ClusterConfig(Config):
     start_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds that processes wait for room on a Ray cluster, and the driver for ranks and workers to join."""
     gpus: int | Literal["auto"] = "auto"
-    """GPUs that `split` divides; `auto`: those of this machine."""
+    """GPUs that `split` divides; `auto`: this machine's GPUs."""
     split: SplitConfig | None = None
     """How many GPUs train and how many serve, `auto` or numbers. None: as `trainer.parallel` and `inference.servers` say."""
     resize: Literal["off", "advise", "at_restart"] = "advise"

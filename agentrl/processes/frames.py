@@ -136,6 +136,7 @@ class ParentPipe(io.RawIOBase):
     def readinto(self, buffer: bytearray | memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride] - no wider buffer comes
         """Read what there is into `buffer`, waiting for the first byte; return 0 at the end."""
         if self._parent is not None:
+            # A grandchild may hold the writing end open, and then the pipe alone never tells that the parent has died.
             ready, _, _ = select.select([self._descriptor, self._parent], [], [])
             if self._descriptor not in ready:
                 return 0
@@ -151,6 +152,7 @@ def take_standard_streams() -> tuple[ByteSource, BinaryIO]:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+    # From now on a stray print of any library goes to the log, not between two frames.
     os.dup2(2, 1)
     return source, sink
 
@@ -216,6 +218,7 @@ class FrameWriter:
         try:
             while frame is not None:
                 frame = self._next()
+                # All that waits goes out in one write: a rollout worker sends thousands of small messages a second.
                 frames = [frame or b""]
                 with suppress(Empty):
                     while frame is not None:

@@ -66,9 +66,11 @@ def _leave(_problem: BaseException | None) -> None:
 
 def _answer(function: Callable[..., object], job: bytes, cpu_s: float) -> dict[str, object]:
     arguments: list[Any] = json.loads(job)
+    # Processor time, not the clock: on a busy machine a job gets as much of it as on an idle one.
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     try:
         value = function(*arguments)
+        # Here, so that a value that is no JSON is an error of the job and not of the process.
         json.dumps(value)
         return {"value": value}
     except MemoryError:

@@ -84,6 +84,7 @@ class WorkerProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        # A worker that does not read would block the write past the deadline of the job.
         os.set_blocking(self._stdin.fileno(), False)
 
     def wait_until_ready(self, seconds: float) -> None:
@@ -139,6 +140,7 @@ class WorkerProcess:
                 if sink in ready:
                     try:
                         left = left[os.write(sink, left) :]
+                    # It has ended; what it wrote before, or its status, says why.
                     except BrokenPipeError:
                         left = left[:0]
                     if not left:
@@ -229,6 +231,7 @@ class _Run:
         try:
             worker.wait_until_ready(self._settings.start_s)
             reply = worker.exchange(self._job, self._wall_s)
+            # A worker that reached a limit has ended, or holds what an interrupted function left.
             usable = reply.limit is None
         finally:
             with self._lock:
@@ -247,6 +250,7 @@ class _Run:
 
     def _take(self) -> WorkerProcess:
         with self._lock:
+            # The thread may have waited for its turn after the caller had gone.
             if self._aborted:
                 raise WorkerLost("its job was cancelled")
             with suppress(IndexError):

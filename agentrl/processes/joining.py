@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from agentrl.errors import ConfigError, InvariantError, LaunchError
-from agentrl.foreign import one_line
 from agentrl.processes import handshake
 from agentrl.processes.base import TOKEN_VARIABLE
 from agentrl.processes.config import LISTEN_PORT
 from agentrl.processes.handshake import Challenge, Hello, Refused, Signed, Welcome, checked_token
+from agentrl.support.foreign import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -25,12 +25,12 @@ RETRY_S = 0.5
 
 
 class RankNumbers(NamedTuple):
-    """The place of a process among those of its trainer."""
+    """The rank of a trainer process, as its scheduler gives it."""
 
     rank: int
     world: int
     local: int
-    """Its number among those of its machine."""
+    """Its number on its machine."""
 
 
 _SOURCES = (

@@ -20,11 +20,11 @@ import anyio
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.stapled import StapledByteStream
 
-from agentrl.concurrency import task_group
 from agentrl.processes import machine
 from agentrl.processes.base import Child, LocalChild
 from agentrl.processes.frames import EMPTY_FRAME, MAX_BODY_BYTES, READ_BYTES, FrameBuffer, framed
 from agentrl.processes.meeting import Attendee
+from agentrl.support.concurrency import task_group
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class Link:
         self._stream = stream
         self._socket: socket.socket | None = stream.extra(SocketAttribute.raw_socket, None)
         """None: the standard streams of a process of this machine."""
+        # A bound from the first byte: a length that a broken child wrote must not make this process reserve that much.
         self._buffer = FrameBuffer(MAX_BODY_BYTES)
         self._bodies: deque[bytes] = deque()
         self._closed = anyio.Event()

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import anyio
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, InvariantError, LaunchError
-from agentrl.foreign import one_line
 from agentrl.processes import handshake
 from agentrl.processes.base import TOKEN_VARIABLE, Child
 from agentrl.processes.config import ClusterConfig, listen_address
 from agentrl.processes.handshake import Challenge, Hello, Refused, Signed, Welcome
 from agentrl.processes.machine import is_loopback
+from agentrl.support.concurrency import task_group
+from agentrl.support.foreign import one_line
 
 logger = logging.getLogger(__name__)
 

@@ -26,12 +26,12 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, LaunchError
 from agentrl.processes.agent import HostedProcess, StreamName
 from agentrl.processes.base import MAX_LINE, STOP_S, Exit, ProcessSpec, describe_code, open_log, read_tail, shorten_tail
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.machine import LOOPBACK
+from agentrl.support.concurrency import task_group
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class RayChild:
         return self._exit
 
     async def log_tail(self) -> str:
-        """Return the end of what the process wrote, or of the log where its agent is gone or gives no answer."""
+        """Return the last output of the process, or the end of the log where its agent is gone or gives no answer."""
         if self._exit is not None:
             return self._exit.log_tail
         with suppress(AgentLost), anyio.move_on_after(_MARGIN_S):

@@ -15,13 +15,13 @@ from itertools import zip_longest
 
 import anyio
 
-from agentrl.concurrency import task_group
 from agentrl.processes.base import TOKEN_VARIABLE, Child, Launcher, LocalLauncher, ProcessSpec
 from agentrl.processes.config import ClusterConfig, listen_address
 from agentrl.processes.handshake import checked_token, new_token
 from agentrl.processes.link import Link
 from agentrl.processes.meeting import Meeting, check_reachable, open_meeting
 from agentrl.processes.ray import open_ray
+from agentrl.support.concurrency import task_group
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ async def launched_links(
     host, listen_port = listen_address(config)
     token = new_token()
     async with open_meeting((host, listen_port if port is None else port), len(specs), token, names) as meeting:
+        # The address is known only now, since the port may be a free one.
         joining = ("--attach", host_and_port(meeting.address))
         children = await launcher.start(
             [

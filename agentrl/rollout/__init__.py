@@ -1,1 +1,1 @@
-"""Running one episode and one group: `rollout.episode.run_policy_episode`, `rollout.group.run_group`."""
+"""Running one episode and one group: `episode.run_policy_episode`, `group.run_group`."""

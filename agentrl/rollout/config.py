@@ -8,6 +8,9 @@ from pydantic import Field, PositiveInt
 
 from agentrl.config.base import Config
 
+LEAST_KEPT = 2
+"""Fewest episodes of an incomplete group that is kept: a group of one has no advantage."""
+
 
 class RolloutConfig(Config):
     """How many episodes run at once, how long each may take, and how a failed episode affects its group."""
@@ -31,9 +34,7 @@ class RolloutConfig(Config):
     episode_retries: int = Field(default=1, ge=0)
     """Times that a failed member of a group runs again, from the start, before the group counts as incomplete."""
     incomplete_group: Literal["drop", "keep"] = "drop"
-    """A group with members whose retries failed, too: `drop` it, or `keep` the others if there are `min_group_size`."""
-    min_group_size: int = Field(default=2, ge=2)
-    """Fewest episodes of an incomplete group that is kept."""
+    """A group with members whose retries failed, too: `drop` it, or `keep` the others if there are two."""
     max_failure_rate: float = Field(default=0.5, gt=0, le=1)
     """Share of failed episodes, over the last 64, that stops the run; over all of them, that makes `agentrl eval` fail."""
     max_consecutive_failures: int = Field(default=32, ge=1)

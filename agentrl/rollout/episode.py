@@ -21,22 +21,21 @@ from openai import AsyncOpenAI
 
 from agentrl.client import Client, EndpointBackend, EpisodeSettings, PolicyBackend
 from agentrl.client.config import SamplingConfig
-from agentrl.concurrency import OutsideWork, flatten, noticing_cancellation, watch_outside_work
-from agentrl.env import watch_faults
+from agentrl.env import watch_faults, watch_metrics
 from agentrl.episode.checks import check_reward, check_reward_time
-from agentrl.episode.usage_record import sandbox_metrics, watch_sandboxes
 from agentrl.errors import (
     AgentRLError,
     EnvironmentFault,
     EpisodeLimit,
     InvariantError,
     WorkflowError,
-    boundary,
 )
 from agentrl.inference.backend import Backend
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.failure import RUN_ENDING, episode_failure, failure_stop_reason, raising_line
 from agentrl.rollout.group import keep_turns, score_episodes
+from agentrl.support.concurrency import OutsideWork, flatten, noticing_cancellation, watch_outside_work
+from agentrl.support.user_code import boundary
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import EpisodeFailure, StopReason, Task, Trajectory, Turn
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow
@@ -110,9 +109,9 @@ async def run_endpoint_episode(
 async def run_client_episode(workflow: RolloutWorkflow, task: Task, client: Client, *, timeout_s: float) -> Trajectory:
     """Return the trajectory of one episode whose client was made before, such as one that replays a record."""
     started_s = time.perf_counter()
-    with watch_sandboxes() as used:
+    with watch_metrics() as noted:
         trajectory = await _play(workflow, task, client, timeout_s)
-    metrics = {**trajectory.metrics, **sandbox_metrics(used)}
+    metrics = {**trajectory.metrics, **noted}
     return replace(trajectory, metrics=metrics, task=task, started_s=started_s, ended_s=time.perf_counter())
 
 
@@ -182,11 +181,15 @@ async def _play(workflow: RolloutWorkflow, task: Task, client: Client, timeout_s
                 async with noticing_cancellation(episode.end.come):
                     ending = await _attempt(workflow, task, client, where, faults, outside)
         except anyio.get_cancelled_exc_class():
+            # The caller of a cancelled episode gets no trajectory, but records the turns that were played.
             keep_turns(episode.turns)
             raise
     await anyio.lowlevel.checkpoint_if_cancelled()  # a workflow that swallowed the run's cancellation ends here
+    # Only an episode that the policy itself spent may end as a result: waiting for a slow tool or server is no fault of
+    # it.
     if ending is None and not faults and _is_policys_doing(deadline, client, outside, timeout_s):
         ending = _limited(workflow, client, StopReason.DEADLINE)
+    # A result that came after the deadline is not taken, or a workflow that blocks would have more time than others.
     elif ending is None or anyio.current_time() >= deadline:
         late = "" if ending is None else "; it returned late, after blocking or swallowing its cancellation"
         message = f"{where}: not finished within episode_timeout_s = {timeout_s:g}, after {len(episode.turns)} turns{late}"
@@ -230,10 +233,12 @@ async def _attempt(
     except RUN_ENDING:
         raise
     except EpisodeLimit as error:
+        # Calls that still run belong to the episode; they become turns before it is closed.
         await client.backend.settle()
         return _limited(workflow, client, client.limit_reached or StopReason.TURN_LIMIT, error)
     except AgentRLError as error:
         failure = episode_failure(error)
+        # An error right after an answer may be the answer's doing: it is counted apart, by the line that raised.
         if isinstance(error, WorkflowError) and _follows_a_turn(client, outside):
             failure = replace(failure, after_turn=raising_line(error))
         return _Failure(failure_stop_reason(error), failure)
@@ -312,11 +317,13 @@ async def _unwrapped(workflow: RolloutWorkflow, task: Task, client: Client) -> o
     except BaseExceptionGroup as group:
         cancelled, rest = group.split(anyio.get_cancelled_exc_class())
         errors = list(flatten(rest)) if rest is not None else []
+        # An error that ends the run must not be hidden by one that only fails this episode.
         for error in errors:
             if isinstance(error, (*RUN_ENDING, KeyboardInterrupt)):
                 raise error from group
         if cancelled is not None and (not errors or _cancellation_is_ours()):
             raise cancelled from None
+        # A real error goes before a limit: a limit would complete the episode and pay a reward.
         raise min(errors, key=lambda error: isinstance(error, EpisodeLimit)) from group
 
 
@@ -328,6 +335,7 @@ def _check_trajectory(result: object, identity: str, where: str) -> Trajectory:
         )
     if result.episode_id != identity:
         raise WorkflowError(f"{where}: returned the trajectory of another episode, {result.episode_id}")
+    # An episode without any reward has no advantage, and would train nothing without a word.
     rewarded = result.final_reward is not None or any(turn.reward is not None for turn in result.turns)
     if result.failure is None and not rewarded:
         raise WorkflowError(f"{where}: the trajectory has no reward; give client.close a final_reward, or reward a turn")
@@ -341,6 +349,7 @@ def _check_trajectory(result: object, identity: str, where: str) -> Trajectory:
 
 def _cancellation_is_ours() -> bool:
     """Return whether this episode, or anything around it, was cancelled."""
+    # anyio says so under both backends; asyncio alone can also cancel a task without a scope.
     if anyio.current_effective_deadline() == -math.inf:
         return True
     try:

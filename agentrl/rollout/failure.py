@@ -22,7 +22,7 @@ from agentrl.errors import (
     WeightSyncError,
     WorkflowError,
 )
-from agentrl.foreign import shortened, visible
+from agentrl.support.foreign import shortened, visible
 from agentrl.types import EpisodeFailure, StopReason
 
 _COROUTINE: Final = "'coroutine' object"
@@ -72,6 +72,7 @@ def user_trace(error: BaseException) -> str:
 
 def _raised_by_user(error: BaseException) -> BaseException:
     """Return what the user's code raised, where `error` only tells where that was."""
+    # agentrl wraps what the user's code raises; the user looks for their own line.
     while isinstance(error, (WorkflowError, EnvironmentFault)) and error.__cause__ is not None and not _own_frames(error):
         error = error.__cause__
     return error

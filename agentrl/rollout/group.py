@@ -17,13 +17,13 @@ from typing import Protocol, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from agentrl.concurrency import stray_cancellation_raises, task_group
-from agentrl.env import watch_faults
+from agentrl.env import watch_faults, watch_metrics
 from agentrl.episode.checks import check_reward
-from agentrl.episode.usage_record import sandbox_metrics, watch_sandboxes
-from agentrl.errors import AgentRLError, WorkflowError, boundary
-from agentrl.rollout.config import RolloutConfig
+from agentrl.errors import AgentRLError, WorkflowError
+from agentrl.rollout.config import LEAST_KEPT, RolloutConfig
 from agentrl.rollout.failure import RUN_ENDING, episode_failure, failure_stop_reason
+from agentrl.support.concurrency import stray_cancellation_raises, task_group
+from agentrl.support.user_code import boundary
 from agentrl.types import EpisodeFailure, Group, MemberAdvantages, StopReason, Task, Trajectory, Turn
 from agentrl.workflow import GroupWorkflow
 
@@ -68,7 +68,7 @@ async def run_group(
     """Return the group of `group_size` episodes of `task`, or a record of its failures.
 
     A failed member runs again from the start, up to `episode_retries` times, and keeps its slot. When all its attempts have
-    failed, policy `drop` cancels the others and drops the group; `keep` keeps it if `min_group_size` members succeed. Both
+    failed, policy `drop` cancels the others and drops the group; `keep` keeps it if `LEAST_KEPT` members succeed. Both
     prefer episodes that do not fail, which biases the gradient where failure depends on the policy.
 
     Args:
@@ -87,13 +87,16 @@ async def run_group(
     try:
         async with task_group() as tasks:
             for member in range(group_size):
+                # One after the other, here and not in the tasks: a group that opened first gets its slots first.
                 await slots.acquire()
                 members.holding.add(member)
                 tasks.start_soon(members.run, member, tasks)
             on_started()
+        # Without a slot: a judge may take long, and no episode has to wait for it.
         if score is not None and members.suffice(group_size):
             await members.score(score)
     finally:
+        # Again, for a group that was cancelled before all its members had started.
         on_started()
         members.report_all()
         for _ in members.holding:  # cancelled before they started
@@ -172,7 +175,7 @@ class _Members:
 
     def suffice(self, group_size: int) -> bool:
         kept = self._rollout.incomplete_group == "keep"
-        return len(self.finished) >= (min(self._rollout.min_group_size, group_size) if kept else group_size)
+        return len(self.finished) >= (min(LEAST_KEPT, group_size) if kept else group_size)
 
     async def score(self, score: GroupScorer) -> None:
         members = sorted(self.finished)
@@ -194,6 +197,7 @@ class _Members:
             return Group(index=self._index, task=self._task, episodes=episodes, admitted_version=admitted_version)
         if not self.failed:  # a member whose task was cancelled before its first step ends the group and leaves no record
             self.failed.append(cancelled_episode(self._task, f"{self._index}"))
+        # One name for the counter, although members may have failed for several reasons.
         [(most, _)] = Counter(str(attempt.stop_reason) for attempt in self.failed).most_common(1)
         failures = tuple(attempt.failure for attempt in self.failed if attempt.failure is not None)
         return DroppedGroup(index=self._index, task=self._task, reason=f"episode_failed:{most}", failures=failures)
@@ -204,12 +208,14 @@ class _Members:
         finally:
             self.holding.remove(member)
             self._slots.release()
+        # The group is lost already; the members that still run would only take slots.
         if not succeeded and self._rollout.incomplete_group == "drop":
             tasks.cancel_scope.cancel()
 
     async def _attempts(self, member: int) -> bool:
         for attempt in range(self._rollout.episode_retries + 1):
             trajectory = await run_recorded(self._run, self._task, episode_id=f"{self._index}.{member}.{attempt}")
+            # A record that is written before the scoring would hold a reward that nobody trains on.
             if trajectory.failure is None and self._reports_later:
                 self._unreported.add(member)
             else:
@@ -235,13 +241,13 @@ async def score_episodes(
     A failed attempt is repeated up to `episode_retries` times, each time within `episode_timeout_s`; the metric
     `score_retries` counts the repetitions. If all attempts fail, every episode is a failure with the last reason.
     """
-    with watch_sandboxes() as used:
+    with watch_metrics() as noted:
         scored = await _score_once(workflow, task, episodes, rollout.episode_timeout_s)
         retries = 0
         while isinstance(scored, _ScoreFailure) and retries < rollout.episode_retries:
             scored = await _score_once(workflow, task, episodes, rollout.episode_timeout_s)
             retries += 1
-    metrics = sandbox_metrics(used) | ({"score_retries": float(retries)} if retries else {})
+    metrics = noted | ({"score_retries": float(retries)} if retries else {})
     marked = [replace(episode, metrics={**episode.metrics, **metrics}) for episode in episodes]
     if isinstance(scored, _ScoreFailure):
         failure, reason = scored.failure, scored.stop_reason
@@ -267,6 +273,7 @@ async def _score_once(
                     async with task_group():  # raises the error of a task group of the workflow by itself
                         values = await workflow.score_group(task, episodes)
             scores = _checked(values, len(episodes), where)
+            # A scorer that caught the fault of its environment has compared what it could not measure.
             if faults:
                 raise next(iter(faults.values()))
     except RUN_ENDING:

@@ -124,7 +124,7 @@ class TokenGraph:
         clock: Iterator[int] | None = None,
         turns: list[Turn] | None = None,
     ) -> None:
-        """Start with no turns, or with those of a list `turns`, in which new turns are recorded.
+        """Start with no turns, or with the list `turns`, to which new turns are added.
 
         Where the template rewrites earlier turns, `history` keeps the sampled ids as context (marked by
         `Turn.kept_thinking`) or forks as the template demands. Messages that cannot fit into `max_context` tokens are

@@ -18,7 +18,7 @@ import msgspec
 from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel
 
-from agentrl.episode.checks import are_independent
+from agentrl.episode.trajectory import are_independent
 from agentrl.errors import WorkflowError
 from agentrl.tokens.messages import DIGEST_BYTES, calls_of, field_getter, message_key, role_of
 from agentrl.types import BranchPath, Message, Turn
@@ -41,7 +41,7 @@ class ReadRequest(NamedTuple):
 
 
 def next_prefix(prefix: bytes, key: bytes) -> bytes:
-    """Return the digest of a conversation, from that of the conversation before its last message and that message's key."""
+    """Return the digest of a conversation, from the digest without its last message and the key of that message."""
     return hashlib.blake2b(prefix + key, digest_size=DIGEST_BYTES).digest()
 
 
@@ -254,7 +254,7 @@ class TurnIndex:
         return self._turns_by_output.get(message_key(message).digest)
 
     def _in_reach(self, turns: Sequence[int], branch: BranchPath) -> Sequence[int]:
-        """Return those of `turns` that a request of `branch` may continue; raises `WorkflowError` if it may none of them."""
+        """Return the `turns` that a request of `branch` may continue; raises `WorkflowError` if it may continue none."""
         reached = [turn for turn in turns if not are_independent(self._turns[turn].branch, branch)]
         if turns and not reached:
             raise continues_other_branch(turns[-1], self._turns[turns[-1]].branch, branch)

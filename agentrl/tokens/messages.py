@@ -31,7 +31,7 @@ _INLINE_THINKING = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 
 
 def field_getter(source: object) -> Callable[[str], Any]:
-    """Return `get(name)` for a message or a part of one; both may be mappings or objects such as those of openai."""
+    """Return `get(name)` for a message or a part of one; each is a mapping or an object, such as openai's."""
     if type(source) is dict:
         return cast("dict[str, Any]", source).get
     if isinstance(source, BaseModel):

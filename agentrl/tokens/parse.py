@@ -266,7 +266,7 @@ def json_call(text: str, at: int, tools: Schemas) -> ReadCalls | None:
 def json_calls(
     text: str, at: int, tools: Schemas, *, read_one: Callable[[object], RawCall | None] | None = None
 ) -> ReadCalls | None:
-    """Read a list of such calls, or of those that `read_one` takes from JSON values."""
+    """Read a list of such calls, or of calls that `read_one` takes from JSON values."""
     found = json_at(text, skip_space(text, at))
     if found is None or not isinstance(found[0], list):
         return None

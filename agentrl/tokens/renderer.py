@@ -106,7 +106,7 @@ class Renderer:
         self.local: bool = self._prober.local()
         """Whether a turn costs only its new messages (else: one rendering of the conversation), for usual messages."""
         self.text_prefix_preserving: bool = self._prober.text_prefix_preserving()
-        """Whether the template never changes what it wrote for earlier messages, for usual messages."""
+        """Whether later messages of usual kinds never change the template's text for earlier messages."""
         self.thinking_open: bool = self.start([{"role": "user", "content": "q"}], None).thinking_open
         """Whether the generation prompt itself opens `<think>`."""
 
@@ -294,7 +294,7 @@ class Renderer:
         salt: object = None,
         is_cut: bool = False,
     ) -> ParsedMessage:
-        """Return a sampled output as a message; never raises for what a model wrote.
+        """Return a sampled output as a message; no output of a model makes it raise.
 
         Args:
             ids: the sampled ids.

@@ -64,7 +64,7 @@ def request_digests(trajectory: Trajectory) -> list[RequestDigest]:
 
 
 def trained_digests(sample: Sample) -> dict[int, str]:
-    """Return, for each turn of a branch that sampled tokens, the digest of what a trainer that gets the branch is given.
+    """Return, for each turn of a branch that sampled tokens, the digest of the trainer's input.
 
     It covers the ids from the root to the end of the turn, and the log-probs, versions and temperatures of its output.
     """

@@ -1,4 +1,4 @@
-"""A critic: a linear value head on the policy's hidden states or on those of a second model, and its own optimizer.
+"""A critic: a linear value head on the hidden states of the policy or of a second model, with an optimizer of its own.
 
 Invariant: the head is whole on every rank and has the same bits on all of them. A new head predicts 0. A critic that shares
 the policy's forward pass trains the policy's weights only under `critic.model: trunk`, through the policy's optimizer.
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from agentrl.algo.companions import LR_FACTOR, CriticConfig
+from agentrl.algo.config import LR_FACTOR, CriticConfig
 from agentrl.errors import ConfigError
 from agentrl.trainer.checkpoints.read import Checkpoint
 from agentrl.trainer.checkpoints.write import take_state
@@ -127,7 +127,7 @@ class Critic:
         return {}
 
     def _add_gradients_of_ranks(self) -> None:
-        """Average the head's gradients over ranks, as FSDP does with those of the model."""
+        """Average the head's gradients over ranks, as FSDP averages the model's gradients."""
         model = self._model
         if not self._shares_pass and model.tensor_group is not None:
             sum_partial_gradients(self._trunk, model.tensor_group)

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint becomes a model, of which each process reads only the parts that it holds.
+"""Load a Hugging Face checkpoint into a model; each process reads only the parts that it holds.
 
 A model begins on torch's meta device and may be split there, so no process ever has memory for all of it. Tensors that
 transformers renames, or makes of several, are made whole, one at a time, and cut.
@@ -222,7 +222,7 @@ def untie_different(module: PreTrainedModel, stored: Mapping[str, StoredTensor])
 def read_weights(
     module: PreTrainedModel, conversions: Sequence[WeightTransform], stored: Mapping[str, StoredTensor], where: object
 ) -> None:
-    """Replace the weights of `module`, or this rank's parts of them, by those of a checkpoint; no collective.
+    """Load the weights of a checkpoint into `module`, or this rank's parts of them; no collective.
 
     Raises:
         ConfigError: it is the checkpoint of another model; nothing has changed.

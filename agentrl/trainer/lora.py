@@ -63,7 +63,7 @@ def choose_trained(
     dtype: Literal["float32", "bfloat16"],
     where: object,
 ) -> Adapter | None:
-    """Leave in `module`, whose tensors have no memory yet, what a run trains; return the adapter, if that is it.
+    """Mark the tensors of `module` that a run trains, before they have memory; return the adapter, if the run trains one.
 
     Raises:
         ConfigError: the settings do not fit the model; names `where`.
@@ -155,7 +155,7 @@ class Adapter:
                 held_box(layer.lora_B).elements.zero_()
 
     def read(self, stored: Mapping[str, StoredTensor], alpha: float, where: object) -> None:
-        """Replace A and B by those of `stored`, trained with `alpha`, by PEFT's names; a ConfigError changes nothing."""
+        """Load A and B from `stored`, by PEFT's names, trained with `alpha`; a ConfigError changes nothing."""
         wanted = dict(self.matrices().values())
         different = sorted(wanted.keys() ^ stored.keys()) or sorted(
             name for name, parameter in wanted.items() if stored[name].shape != tuple(parameter.shape)

@@ -47,7 +47,7 @@ from agentrl.trainer.parallel.snapshot import raw_tensor, snapshot
 from agentrl.trainer.parallel.tensor import VocabularyPart, split_block, split_vocabulary, vocabulary_part
 from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
 from agentrl.trainer.precision import compute_in_bfloat16
-from agentrl.trainer.shared import SharedRow, share_prefixes, shared_row
+from agentrl.trainer.shared import SharedRow, can_share_prefixes, share_prefixes, shared_row
 from agentrl.types import BoolArray, Float32Array, Int32Array
 from agentrl.weights.model_files import model_tensors
 from agentrl.weights.peft_files import AdapterBase, base_digest, check_base, is_adapter, read_adapter_config
@@ -109,7 +109,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 class PolicyModel:
-    """The trained model: float32 weights, of which a bfloat16 pass uses copies, or an adapter on a frozen base."""
+    """The trained model: float32 weights, copied for a bfloat16 pass, or an adapter on a frozen base."""
 
     def __init__(
         self,
@@ -148,17 +148,19 @@ class PolicyModel:
         self._max_logits = max_logits
         set_for_training(self.module, gradient_checkpointing=gradient_checkpointing)
         mesh = self.ranks.mesh(device)
+        self.adapter: Adapter | None = None
         self._forward = self._token_rows
         self._cut: SequenceCut | None = None
         self.tensor_group: dist.ProcessGroup | None = None
         self._part: VocabularyPart | None = None
         self.value_head: Callable[[Tensor], Tensor] | None = None
         """Makes [n] float32 values of [n, D] hidden states; a critic puts it here."""
-        self.shares_prefixes = share and (mesh is None or mesh.cp is None) and share_prefixes(self.module)
+        self.shares_prefixes = share and (mesh is None or mesh.cp is None) and can_share_prefixes(self.module)
         """Whether a microbatch can be a tree."""
+        self._takes_trees = False
         blocks = None if mesh is None else self._split_layers(mesh)
         choose = partial(choose_trained, self.module, lora, trainable, mesh and mesh.tp, dtype=dtype, where=self.path)
-        self.adapter: Adapter | None = together(self.ranks, choose)
+        self.adapter = together(self.ranks, choose)
         if mesh is not None and blocks is not None:
             shard(self.module, blocks, mesh.weights, bfloat16=dtype == "bfloat16")
             self._forward = as_forward(self.module, "policy_rows", self._token_rows)
@@ -175,11 +177,14 @@ class PolicyModel:
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The tensors of the HF checkpoint by name; tied ones once."""
-        return {name: tensor for name, tensor in self.module.named_parameters() if not is_adapter_parameter(name)}
+        every = dict(self.module.named_parameters())
+        if self.adapter is None:
+            return every
+        return {name: tensor for name, tensor in every.items() if not is_adapter_parameter(name)}
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """The tensors that training changes by name: all of `parameters`, some of them, or those of the adapter."""
+        """The trained tensors by name: all of `parameters`, some of them, or the adapter's."""
         return {name: tensor for name, tensor in self.module.named_parameters() if tensor.requires_grad}
 
     @property
@@ -279,6 +284,9 @@ class PolicyModel:
         """Return [k, n]: a row for each thing that the batch asks for, in the order of `TokenOutputs`."""
         if self._cut is not None:
             return self._cut_rows(batch, self._cut)
+        if batch.row is not None and not self._takes_trees:
+            share_prefixes(self.module)
+            self._takes_trees = True
         tree = {} if batch.row is None else {"position_ids": batch.row.depths, "shared_row": batch.row}
         hidden = self._base(input_ids=batch.input_ids, use_cache=False, **tree).last_hidden_state
         return self._head_rows(hidden, batch.positions, batch.targets, batch.temperatures, batch)
@@ -350,11 +358,11 @@ class PolicyModel:
         return revert_weight_conversion(self.module, tensors)
 
     def read(self, weights: Mapping[str, StoredTensor], where: Path) -> None:
-        """Replace the weights by a checkpoint's, of which each rank reads its parts; a ConfigError changes nothing."""
+        """Load the weights of a checkpoint; each rank reads its own parts. A ConfigError changes nothing."""
         read_weights(self.module, self._conversions, weights, where)
 
     def restore(self, weights: Mapping[str, StoredTensor], where: Path) -> None:
-        """Replace what is trained by a checkpoint's, of which each rank reads its parts; a ConfigError changes nothing."""
+        """Load the trained tensors of a checkpoint; each rank reads its own parts. A ConfigError changes nothing."""
         if self.adapter is None:
             if is_adapter(where):
                 raise ConfigError(

@@ -72,7 +72,7 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> float:
 
 @torch.no_grad()
 def update_to_weight_ratio(optimizer: torch.optim.AdamW) -> float:
-    """Return the L2 norm of the last change over that of the weights; 0 before the first step.
+    """Return the L2 norm of the last change, divided by the L2 norm of the weights; 0 before the first step.
 
     The change is computed again from the moments. A weight without a gradient in the last step counts with the change
     before.

@@ -1,7 +1,7 @@
-"""The forward passes of a minibatch: their tokens, as the slots of the loss get them, and the checks of a batch.
+"""Builds forward passes and the loss's input from a minibatch, and checks a batch.
 
-Invariant: a pass holds whole samples, and of them the tokens of the loss. A filler pass only keeps step with other ranks:
-its weight is 0, so it trains nothing, whatever the loss is.
+Invariant: a pass holds whole samples; the loss gets their loss tokens alone. A filler pass keeps a rank in step with the
+others: its weight is 0, so it trains nothing, whatever the loss is.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.algo.loss import Marks
 from agentrl.algo.loss_batch import LossBatch, LossTotals
+from agentrl.algo.loss_metrics import Marks
 from agentrl.algo.packing import DealtPass
 from agentrl.errors import InvariantError, StaleDataError
 from agentrl.trainer.base import TrainBatch, TrainSample
@@ -29,7 +29,7 @@ class ForwardPass:
 
     batch: Microbatch
     given: LossBatch
-    """What the loss gets, with the behavior log-probs in the place of those of the model."""
+    """The loss's input, with the behavior log-probs in place of the model's."""
     turns: Tensor
     """Number of the turn in its episode."""
     interrupted: Tensor
@@ -78,7 +78,7 @@ def is_computed(item: TrainSample, *, dense: bool) -> bool:
 
 
 def loss_totals(batch: TrainBatch, minibatch: Sequence[int]) -> LossTotals:
-    """Return the size of a minibatch, of which `minibatch` has the places in `batch`."""
+    """Return the size of a minibatch; `minibatch` holds its indices into `batch`."""
     samples = [batch.samples[at].sample for at in minibatch]
     turns = [len(np.unique(sample.turn_index[sample.loss_mask])) for sample in samples]
     tokens = [int(sample.loss_mask.sum()) for sample in samples]

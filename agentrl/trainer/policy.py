@@ -20,10 +20,10 @@ from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.guard import ess_ratio
-from agentrl.algo.loss import COUNTS, SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, over_ranks
+from agentrl.algo.loss_metrics import COUNTS, SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, over_ranks
 from agentrl.algo.objective import Objective
-from agentrl.algo.packing import DealtPass, deal, split_minibatches
-from agentrl.algo.prefixes import plan_passes
+from agentrl.algo.packing import DealtPass, deal, sorted_microbatches, split_minibatches
+from agentrl.algo.prefixes import PassPlan, plan_passes
 from agentrl.errors import ConfigError, InvariantError, TrainError
 from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.checkpoints.format import TrainerState
@@ -212,7 +212,7 @@ class PolicyTrainer:
         wanted = [index for index, ids in enumerate(sequences) if len(ids) > 1]
         lengths = [len(sequences[index]) for index in wanted]
         whole = [sequences[index] for index in wanted]
-        plan = plan_passes(whole, self._config.microbatch_tokens, share=self.model.shares_prefixes)
+        plan = self._plan(whole)
         with torch.no_grad():
             for chosen, is_filler in deal(plan.passes, lengths, ranks.data_rank, ranks.data_world):
                 group = [sequences[wanted[at]] for at in chosen]
@@ -231,7 +231,7 @@ class PolicyTrainer:
         self._state = msgspec.structs.replace(self._state, policy_version=version)
 
     def stage(self) -> StagedParts:
-        """Return copies of what this rank writes into a checkpoint; every rank must call it."""
+        """Return copies of this rank's part of a checkpoint; every rank must call it."""
         optimizer = stage_parts(self.optimizer_tensors(), self.model.ranks)
         if self.model.adapter is not None:
             return stage_adapter(self.model, self.model.adapter, optimizer)
@@ -293,7 +293,7 @@ class PolicyTrainer:
         # Tokens after the last trained one do not affect it, so they are cut off.
         lengths = [int(np.flatnonzero(item.sample.loss_mask)[-1]) + 1 for item in items]
         ids = [item.sample.token_ids[:length] for item, length in zip(items, lengths, strict=True)]
-        plan = plan_passes(ids, self._config.microbatch_tokens, share=self.model.shares_prefixes)
+        plan = self._plan(ids)
         dealt = deal(plan.passes, lengths, self.model.ranks.data_rank, self.model.ranks.data_world)
         totals, entropy = loss_totals(batch, minibatch), "entropy" in self._slots.needs
         values = self._critic is not None and self._critic.shares_pass
@@ -304,6 +304,13 @@ class PolicyTrainer:
             )
 
         return [of(mine) for mine in dealt]
+
+    def _plan(self, sequences: Sequence[Int32Array]) -> PassPlan:
+        """Return which of the [L] int32 sequences share a forward pass, as trees where the model can."""
+        most = self._config.microbatch_tokens
+        if self.model.shares_prefixes and len(sequences) > 1:
+            return plan_passes(sequences, most, share=True)
+        return PassPlan(sorted_microbatches([len(ids) for ids in sequences], most) if sequences else [], shared=False)
 
     def _proximal(self, passes: Sequence[Sequence[ForwardPass]], done: _Done) -> list[list[Tensor] | None]:
         """Return the log-probs under the weights of now; None for the first minibatch, whose training pass computes them."""

@@ -1,4 +1,4 @@
-"""A frozen policy beside the one that is trained: the weights that the run began with, or those of a past version.
+"""The reference policy: frozen weights, from the start of the run or from a past version.
 
 Invariant: it changes only between batches, and to exactly the weights of the policy at that moment. It is split over ranks
 like the policy.
@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from agentrl.algo.companions import ReferenceConfig
+from agentrl.algo.config import ReferenceConfig
 from agentrl.errors import ConfigError
 from agentrl.trainer.checkpoints.read import Checkpoint
 from agentrl.trainer.config import TrainerConfig

@@ -78,16 +78,15 @@ def shared_row(tree: TokenTree, device: torch.device, *, one_kernel: bool | None
     )
 
 
-def share_prefixes(module: PreTrainedModel) -> bool:
-    """Let `module` compute rows that are trees; return False and change nothing where it cannot.
-
-    `reason_against_sharing` says where.
-    """
+def can_share_prefixes(module: PreTrainedModel) -> bool:
+    """Return whether `module` can compute rows that are trees; `reason_against_sharing` says why not."""
     config = module.config
-    if reason_against_sharing(config.model_type, has_windows=has_windows(config), cp=1) is not None:
-        return False
+    return reason_against_sharing(config.model_type, has_windows=has_windows(config), cp=1) is None
+
+
+def share_prefixes(module: PreTrainedModel) -> None:
+    """Let `module` compute rows that are trees."""
     module.set_attn_implementation(SHARED_ATTENTION)
-    return True
 
 
 def shared_attention(

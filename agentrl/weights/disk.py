@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import TrainError, WeightSyncError
-from agentrl.folders import make_private
+from agentrl.support.folders import make_private
 from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.tensors import WEIGHTS_FILE, RawTensor, model_checksum, read_safetensors, write_safetensors
 from agentrl.weights.types import Publication
@@ -69,6 +69,7 @@ def atomic_directory(final: Path, *, durable: bool = True) -> Generator[Path]:
         if durable:
             for path in [*partial.iterdir(), partial]:
                 flush(path)
+        # After the flush: a power cut must not leave a directory with its final name and without its contents.
         _swap(partial, final, replaced)
         if durable:
             flush(final.parent)
@@ -86,6 +87,7 @@ def partial_directory(final: Path) -> Path:
 def remove_partial_directories(parent: Path) -> None:
     """Remove the directories in `parent` that killed writers left incomplete."""
     for path in parent.glob(f"{_PARTIAL}*"):
+        # A killed writer may have left the only whole copy under this name; `atomic_directory` gives it back.
         if not path.name.startswith(f"{_PARTIAL}replaced-"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -107,6 +109,8 @@ def flush(path: Path) -> None:
 
 def write_model(folder: Path, tensors: Mapping[str, RawTensor], *, version: int, source: Path | None) -> DirectoryManifest:
     """Write weights, manifest, and copies of the other files of the checkpoint `source` into the existing `folder`."""
+    # From memory, not from the file: a disk that writes other bytes than it was given is then noticed by whoever reads
+    # them.
     digests = {name: tensor.checksum(name) for name, tensor in tensors.items()}
     manifest = DirectoryManifest(version=version, checksum=model_checksum(digests), tensor_checksums=digests)
     write_safetensors(folder / WEIGHTS_FILE, tensors)
@@ -196,6 +200,7 @@ def verify_directory(path: Path) -> Publication:
 
 def _swap(partial: Path, final: Path, replaced: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
+    # A rename replaces only an empty directory, so an older version has to step aside first.
     if final.exists():
         final.rename(replaced)
     try:

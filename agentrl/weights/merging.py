@@ -34,7 +34,7 @@ MERGED_FOLDER: Final = "merged"
 
 
 def whole_model(path: Path) -> Path:
-    """Return the HF directory of the model at `path`: `path` itself, or, of an adapter, what it makes with its base.
+    """Return the HF directory of the model at `path`: `path` itself, or the merged model where `path` is an adapter.
 
     Raises:
         ConfigError: the base of the adapter is not where it was, or was altered.

@@ -35,6 +35,7 @@ class ProcessGroup:
         self._timeout = timeout
         self._abort: Callable[[], None] | None = None
         device = "cpu" if address.backend == "gloo" else "cuda"
+        # SGLang puts its keys under these three prefixes; a rank with others would never meet it.
         for prefix in (address.name, f"{address.name}/", f"{device}/"):
             store = dist.PrefixStore(prefix, store)
         if address.backend == "gloo":

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, distributed
 
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.weights.config import SyncConfig
+from agentrl.weights.config import BUCKET_MB, SyncConfig
 from agentrl.weights.process_group import ProcessGroup, connect, listen
 from agentrl.weights.tensors import tensor_checksum
 from agentrl.weights.types import WIRE_DTYPES, Bucket, GroupAddress, GroupRequest, Manifest, TensorSpec
@@ -45,7 +45,7 @@ def plan_buckets(specs: Iterable[TensorSpec], max_bytes: int) -> tuple[Bucket, .
     return tuple(tuple(bucket) for bucket in buckets)
 
 
-def plan_sending(version: int, tensors: Mapping[str, Tensor], *, dtype: str, bucket_mb: int) -> Manifest:
+def plan_sending(version: int, tensors: Mapping[str, Tensor], *, dtype: str, bucket_mb: int = BUCKET_MB) -> Manifest:
     """Return the buckets of `tensors`, by HF name, in their order, and their digests as sent in `dtype` of `WIRE_DTYPES`."""
     specs = [TensorSpec(name, dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
     with ThreadPoolExecutor(min(_DIGEST_THREADS, os.cpu_count() or 1)) as threads:
@@ -117,13 +117,16 @@ class _Peer:
             group.close()
 
     def _send(self, job: _Job, group: ProcessGroup) -> None:
+        # Two buffers are enough: while one is on the wire, the next bucket is copied into the other.
         size = max((sum(spec.num_bytes for spec in bucket) for bucket in job.buckets), default=0)
         if size > len(self._buffers[0]):
             self._buffers = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(2)]
         on_the_wire: list[distributed.Work] = []
         for number, bucket in enumerate(job.buckets):
             views = _gather(bucket, job.tensors, self._buffers[number % 2])
+            # Bucket n must have left before bucket n + 2 is gathered into its buffer.
             group.wait(on_the_wire)
+            # The first bucket is gathered while servers pause; it is sent when they receive.
             job.go.wait()
             if self.closed:
                 return
@@ -173,7 +176,7 @@ class WeightSender:
                 self._jobs[name].go.set()
 
     def finish(self, groups: Sequence[str], abandoned: Collection[str] = ()) -> dict[str, str]:
-        """Close the `abandoned` groups, wait for the others, and return the errors of those that failed, closed too."""
+        """Close the `abandoned` groups, wait for the others, close the failed ones, and return their errors by group."""
         with self._lock:
             self._close(abandoned)
             jobs = {name: self._jobs[name] for name in groups if name in self._jobs}
@@ -183,11 +186,13 @@ class WeightSender:
                 job.go.set()
         deadline = time.monotonic() + self._config.timeout_s
         for name, job in waited.items():
+            # One deadline for all groups: their threads run at the same time.
             if not job.ended.wait(max(0.0, deadline - time.monotonic())):
                 failures[name] = f"the sending was not done after {self._config.timeout_s:g} s (sync.timeout_s)"
             elif job.failure is not None:
                 failures[name] = job.failure
         with self._lock:
+            # A failed group cannot be used again; the server joins another one with its next update.
             self._close(failures)
             for name in jobs:
                 self._jobs.pop(name, None)

@@ -36,6 +36,7 @@ Index: TypeAlias = tuple[int, ...]
 
 def tensor_checksum(name: str, dtype: str, shape: Sequence[int], data: bytes | memoryview) -> str:
     """Return the digest, 32 hex digits (BLAKE2b), of a tensor's name, safetensors type, shape and row-major elements."""
+    # Name, type and shape are part of it: equal bytes under another name or shape are another tensor.
     digest = hashlib.blake2b(f"{name}\0{dtype}\0{','.join(map(str, shape))}\0".encode(), digest_size=16)
     digest.update(data)
     return digest.hexdigest()
@@ -92,6 +93,7 @@ _NUMPY_NAMES = {
 
 def write_safetensors(path: Path, tensors: Mapping[str, RawTensor]) -> None:
     """Write `tensors` to `path` in safetensors format."""
+    # Wide types first keeps every tensor aligned to its item size, as the readers of other programs expect.
     order = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
@@ -100,6 +102,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, RawTensor]) -> None:
         header[name] = _TensorHeader(tensor.dtype, tensor.shape, (at, at + len(tensor.data)))
         at += len(tensor.data)
     encoded = msgspec.json.encode(header)
+    # The header is padded to 8 bytes, so that the first tensor is aligned in a mapped file.
     encoded += b" " * (-len(encoded) % 8)
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little"))
@@ -115,6 +118,7 @@ def read_safetensors(path: Path) -> dict[str, RawTensor]:
     except (OSError, ValueError) as error:
         raise WeightSyncError(f"{path}: cannot be read as safetensors: {error}") from error
     size = int.from_bytes(mapped[:8].tobytes(), "little")
+    # The length is read from the file: without a bound a damaged one would ask for any amount of memory.
     if len(mapped) < 8 or size > min(_MAX_HEADER_BYTES, len(mapped) - 8):
         raise WeightSyncError(f"{path}: header of {size} bytes in a file of {len(mapped)}; the file is damaged or cut short")
     try:
@@ -138,14 +142,18 @@ def equal_as_bfloat16(first: Path, second: Path) -> bool:
 
 
 _WIDER: Mapping[str, str] = {"F64": "F64", "F32": "F64 F32", "BF16": "F64 F32 BF16", "F16": "F64 F32 F16"}
-"""For each type, those that have all its values."""
+"""For each type, the types that hold all its values."""
 _HELD_TYPES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
 def held_type(stored: str, held: str) -> str:
     """Return the safetensors type in which weights that are stored as `stored` and held as `held` have their digest.
 
-    It is `stored` where a server that holds `held`, torch's name of a type, loses nothing of it, and else the type it holds.
+    Args:
+        stored: type in the file, as safetensors names it.
+        held: type in the server's memory, as torch names it.
+
+    The digest has the type `stored` where `held` keeps every value, and else the type of the server.
 
     Example:
         >>> held_type("F32", "bfloat16"), held_type("BF16", "float32"), held_type("F32", "float32")
@@ -167,6 +175,7 @@ def as_held(tensor: RawTensor, held: str) -> RawTensor:
             wide = np.frombuffer(tensor.data, {"F64": "<f8", "F32": "<f4", "F16": "<f2"}[tensor.dtype]).astype("<f4")
         if kind == "BF16":
             bits = wide.view("<u4")
+            # NumPy has no bfloat16. Just under half a step is added, and one more where the kept bits are odd: ties to even.
             narrow = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
         else:
             narrow = wide.astype({"F32": "<f4", "F16": "<f2"}[kind])
@@ -174,7 +183,7 @@ def as_held(tensor: RawTensor, held: str) -> RawTensor:
 
 
 def held_checksums(path: Path, held: str) -> dict[str, str]:
-    """Return the digest of each tensor of a safetensors file as a server has it that holds weights as `held`."""
+    """Return the digest of each tensor of a safetensors file, as a server reports it that holds weights as `held`."""
     return {name: as_held(tensor, held).checksum(name) for name, tensor in read_safetensors(path).items()}
 
 
@@ -198,7 +207,7 @@ class TensorPart:
     offset: Index
     """First index of the box in each dimension."""
     data: RawTensor
-    """The elements; their shape is that of the box."""
+    """The elements, in the shape of the box."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ class TrainerCost:
     measured_gpus: int = 1
     """GPUs of the trainer whose costs these are."""
     gpus_per_sample: int = 1
-    """GPUs that work together on one sample: those of tensor and context parallelism."""
+    """GPUs that work together on one sample, by tensor and context parallelism."""
 
     def train_s(self, tokens: int, longest: int, gpus: int) -> float:
         """Return the seconds of a step of `tokens` in all; only `gpus_per_sample` GPUs share the `longest` sample."""
@@ -141,8 +141,7 @@ class RunShape:
     slots: int = 64
     """Episodes in flight."""
     keeps_incomplete: bool = False
-    """Whether a group with failed members is kept if it has `min_group_size` others."""
-    min_group_size: int = 2
+    """Whether a group with failed members is kept if it has two others."""
     eval_every: int = 0
     """Steps between evaluations; 0: none."""
     eval_episodes: int = 0
@@ -293,7 +292,6 @@ def shape_of_run(run: RunConfig, steps: int | None = None) -> RunShape:
         policy=algorithm.staleness_policy,
         slots=rollout.max_concurrent_episodes,
         keeps_incomplete=rollout.incomplete_group == "keep",
-        min_group_size=rollout.min_group_size,
         eval_every=engine.eval_every,
         eval_episodes=engine.eval_episodes if engine.eval_every else 0,
         freezes_evaluation=engine.eval_weights == "frozen",

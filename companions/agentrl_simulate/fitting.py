@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import ConfigError
+from agentrl.observe.runs.reading import read_metrics, read_record_lines
 from agentrl.observe.timeline import read_timeline
-from agentrl.runs.reading import read_metrics, read_record_lines
 from agentrl_simulate.costs import CostModel, Fleet, HostCost, RunShape, ServerCost, TrainerCost, UpdateCost
 from agentrl_simulate.play import play_run
 from agentrl_simulate.workload import EpisodeSource, PlayedEpisode, PlayedTurn, RecordedSource
@@ -389,7 +389,7 @@ def _fit_trainer(steps: Sequence[dict[str, Any]], machines: MeasuredMachines, ho
 
 
 def _split_seconds(tokens: Floats, seconds: Floats) -> tuple[float, float]:
-    """Return the seconds of a step without tokens, and those of a token; neither is negative."""
+    """Return the seconds of a step without tokens, and the seconds per token; neither is negative."""
     mean_s, mean_tokens = float(seconds.mean()), float(tokens.mean())
     columns = np.stack([np.ones_like(tokens), tokens], axis=1)
     free = np.linalg.lstsq(columns, seconds, rcond=None)[0]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from agentrl.engine.staleness import Admission, OutstandingGroups, StalenessPolicy
 from agentrl.errors import InvariantError
+from agentrl.rollout.config import LEAST_KEPT
 from agentrl_simulate.costs import HostCost, RunShape
 from agentrl_simulate.servers import SimulatedCall, SimulatedMachine
 from agentrl_simulate.workload import EpisodeSource, PlayedEpisode
@@ -309,7 +310,7 @@ class Rollouts:
             group.finished.append(episode.played)
             group.tokens += episode.tokens
         if not group.is_dropped and len(group.finished) + group.failed == self._shape.group_size:
-            if group.failed and len(group.finished) < self._shape.min_group_size:
+            if group.failed and len(group.finished) < LEAST_KEPT:
                 self._drop(group)
             else:
                 self._dropped_in_a_row = 0

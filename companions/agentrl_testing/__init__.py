@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentrl.exports import first_use
+from agentrl.support.exports import first_use
 
 if TYPE_CHECKING:
     from agentrl_testing.playing import TIMEOUT_S, CalledTool, Reply, call, check_replay, play, play_async

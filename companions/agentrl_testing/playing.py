@@ -97,7 +97,7 @@ async def play_async(
     timeout: float = TIMEOUT_S,
     cassette: str | Path | None = None,
 ) -> Trajectory:
-    """Return what `play` returns, in a running event loop; arguments and errors are those of `play`."""
+    """Do the same as `play`, in a running event loop."""
     if isinstance(replies, (str, CalledTool)):
         raise ConfigError(f"replies must be a list with one reply for each call of the model, got {replies!r:.80}; wrap it")
     flow = as_workflow(workflow, workflow_args)

@@ -182,7 +182,7 @@ def describe_actions(env: Any) -> str:  # noqa: ANN401 - as above
 
 
 def describe_space(space: Any) -> str:  # noqa: ANN401 - as above
-    """Return what a member of a Gymnasium space is, in words."""
+    """Describe the members of a Gymnasium space in words."""
     kind = type(space).__name__
     if kind == "Discrete":
         return f"a whole number from {space.start} to {space.start + space.n - 1}"

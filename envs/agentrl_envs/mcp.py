@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, cast
 import anyio
 from pydantic import BaseModel
 
-from agentrl.concurrency import flatten
 from agentrl.env import ChatStart, ChatStep, EpisodeEnd, environment_boundary
 from agentrl.episode.tape import ask
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import flatten
 from agentrl.types import JsonValue, Message, Task
 from agentrl_envs.mcp_arguments import read_call_arguments
 from agentrl_envs.mcp_connection import mcp_connection
@@ -470,7 +470,7 @@ def _tool_message(identity: str, content: str) -> ChatCompletionToolMessageParam
 
 
 def _result_text(content: Sequence[Any], structured: object) -> str:
-    """Return what a model can read of a result; parts that are not text are named."""
+    """Return a result as text for a model; parts of other kinds are named."""
     parts: list[str] = []
     for part in content:
         text = getattr(part, "text", None) or getattr(getattr(part, "resource", None), "text", None)

@@ -130,7 +130,7 @@ class TextArenaEnvironment:
 
     @contextmanager
     def _own_random_numbers(self) -> Generator[None]:
-        """Give the block this game's random numbers, and keep what it prints from the terminal."""
+        """Give the block this game's random numbers, and keep its prints off the terminal."""
         with _random_numbers:
             before = random.getstate()
             random.setstate(self._random)

@@ -1,4 +1,4 @@
-r"""Find the final answer in what a model wrote.
+r"""Find the final answer in a model's output.
 
 Invariant: every function reads only the last `MAX_SEARCHED_CHARS` characters, in linear time.
 """

@@ -24,11 +24,11 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import Field
 
-from agentrl.concurrency import task_group
 from agentrl.config.base import Config
 from agentrl.env import environment_boundary
 from agentrl.episode.tape import ask
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import task_group
 from agentrl.types import JsonValue
 
 Judged = TypeVar("Judged")
@@ -216,7 +216,7 @@ class Calibration:
     """The value, 0 to 1, of each score; a higher score is never worth less."""
     num_examples: int
     mean_error: float
-    """Mean absolute difference between the calibrated values and those of people."""
+    """Mean absolute difference between the calibrated values and people's values."""
     agreement: float
     """Share of example pairs that the judge orders as people do; equal scores count half. 0.5 is chance."""
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import cast
 
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError
+from agentrl.support.concurrency import task_group
 from agentrl_rewards.judge import DATA_NOTICE, JudgeModel, last_object, quoted
 
 _NOTICE = f"{DATA_NOTICE} Neither their order nor their length counts."

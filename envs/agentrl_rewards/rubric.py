@@ -1,4 +1,4 @@
-"""A reward of several weighted parts, each of which is a metric.
+"""A reward of several weighted parts; each part is a metric.
 
 Invariant: with a part that raises or returns no finite number, there is no reward.
 """
@@ -10,9 +10,9 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias, cast
 
-from agentrl.concurrency import task_group
 from agentrl.episode.checks import check_reward
 from agentrl.errors import ConfigError
+from agentrl.support.concurrency import task_group
 
 RubricPart: TypeAlias = Callable[..., float | Awaitable[float]]
 """Returns a number, mostly 0 to 1; async where it waits for a grader or judge."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentrl.exports import first_use
+from agentrl.support.exports import first_use
 
 if TYPE_CHECKING:
     from agentrl_sandbox.base import Sandbox, SandboxPool

@@ -14,12 +14,12 @@ from typing import Protocol
 
 import anyio
 
-from agentrl.concurrency import outside_work
-from agentrl.episode.usage_record import note_use
 from agentrl.errors import ConfigError
+from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.box import Starter, open_forks, open_session, run_in_box
 from agentrl_sandbox.session import Session
 from agentrl_sandbox.types import Limits, Program, Result, check_files
+from agentrl_sandbox.usage_record import note_use
 
 
 class Sandbox(Protocol):
@@ -104,7 +104,7 @@ class BoxSandbox:
 
     async def run(self, program: Program, limits: Limits | None = None) -> Result:
         """Run `program` as `Sandbox.run` describes."""
-        note_use(self.name, is_isolated=self.is_isolated)
+        note_use(is_isolated=self.is_isolated)
         return await run_in_box(self._starter, program, limits or self.limits)
 
     def session(
@@ -114,7 +114,7 @@ class BoxSandbox:
         check_files(files or {})
         if port is not None and self.is_isolated and not self._has_passages:
             raise no_passage(self.name)
-        note_use(self.name, is_isolated=self.is_isolated)
+        note_use(is_isolated=self.is_isolated)
         way = port if self.is_isolated else None  # without walls there is nothing in the way
         return open_session(self._starter, self._supervisor, limits or self.limits, files, way)
 
@@ -125,7 +125,7 @@ class BoxSandbox:
                 f"sandbox: the backend {self.name} cannot keep the programs of one warm interpreter apart; use the backend "
                 "bubblewrap, or start each program in a sandbox of its own (`start: cold`)"
             )
-        note_use(self.name, is_isolated=self.is_isolated)
+        note_use(is_isolated=self.is_isolated)
         return open_forks(self._starter, self._forks, limits or self.limits)
 
 

@@ -16,8 +16,8 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import anyio
 
-from agentrl.concurrency import task_group
 from agentrl.errors import EnvironmentFault
+from agentrl.support.concurrency import task_group
 from agentrl_sandbox.kernel_limits import process_limits
 from agentrl_sandbox.passage import Port, open_passage
 from agentrl_sandbox.pipes import PipeReader, PipeWriter

@@ -74,7 +74,7 @@ def walls(docker: Docker, limits: Limits, name: str) -> list[str]:
 
 
 def inside_words(docker: Docker, mounts: Mapping[str, str], variables: Mapping[str, str]) -> list[str]:
-    """Return the words for what a container sees of this machine: directories, read-only, and variables."""
+    """Return the arguments that give a container directories of this machine, read-only, and variables."""
     words: list[str] = []
     for inner, outer in mounts.items():
         words += ["--mount", f"type=bind,source={outer},target={inner},readonly"]

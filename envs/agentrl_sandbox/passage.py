@@ -14,8 +14,8 @@ from typing import Final, TypeAlias
 
 import anyio
 
-from agentrl.concurrency import task_group
 from agentrl.errors import EnvironmentFault
+from agentrl.support.concurrency import task_group
 
 Port: TypeAlias = int | tuple[int, int]
 """A port of this machine, which the box has under the same number; or the box's own and the one of this machine."""

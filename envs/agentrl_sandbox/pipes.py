@@ -16,7 +16,7 @@ from typing import Final
 
 import anyio
 
-from agentrl.concurrency import task_group
+from agentrl.support.concurrency import task_group
 
 PIPE_BYTES = 65_536
 _RESTORED: Final = frozenset((13, 25, 32, 33))

@@ -30,11 +30,11 @@ import aiohttp
 import anyio
 import msgspec
 
-from agentrl.episode.usage_record import note_use
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl_sandbox.base import no_passage
 from agentrl_sandbox.session import REPLY_GRACE_S, Session, session_over
 from agentrl_sandbox.types import Ending, Limits, Program, Result, check_files
+from agentrl_sandbox.usage_record import note_use
 
 _ROUND_TRIP_S = 30.0
 """Seconds that a request may take beyond what the program may take, its wait for a slot of the server's pool included."""
@@ -100,7 +100,7 @@ class RemoteSandbox:
 
     async def run(self, program: Program, limits: Limits | None = None) -> Result:
         """Run `program` as `Sandbox.run` describes; a cancelled caller closes the connection, which ends the program."""
-        note_use(self.name, is_isolated=self.is_isolated)
+        note_use(is_isolated=self.is_isolated)
         chosen = limits or self.limits
         body = ProgramBody(
             argv=program.argv,
@@ -119,12 +119,12 @@ class RemoteSandbox:
         if port is not None:
             raise no_passage(self.name)
         check_files(files or {})
-        note_use(self.name, is_isolated=self.is_isolated)
+        note_use(is_isolated=self.is_isolated)
         return self._session(files, limits or self.limits)
 
     def forks(self, *, limits: Limits | None = None) -> AbstractAsyncContextManager[Session]:
         """Open a warm Python as `Sandbox.forks` describes; what the server's sandbox cannot is an EnvironmentFault."""
-        note_use(self.name, is_isolated=self.is_isolated)
+        note_use(is_isolated=self.is_isolated)
         return self._session(None, limits or self.limits, forks=True)
 
     @asynccontextmanager

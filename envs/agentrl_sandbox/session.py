@@ -17,8 +17,8 @@ from typing import Final, Protocol
 import anyio
 import msgspec
 
-from agentrl.concurrency import outside_work
 from agentrl.errors import EnvironmentFault
+from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.types import MAX_FILES, MIB, Ending, Limits, Program, Result, check_files
 
 REPLY_GRACE_S: Final = 8.0
@@ -208,7 +208,7 @@ class Session:
         return WorkspaceSnapshot(files=files, left_out=reply.left_out, digests=reply.digests)
 
     async def restore(self, snapshot: WorkspaceSnapshot) -> None:
-        """Make the files of the working directory those of `snapshot`; links and pipes stay."""
+        """Replace the files of the working directory by `snapshot`; links and pipes stay."""
         now = await self.snapshot(since=snapshot)
         await self.delete([name for name in now.files if name not in snapshot.files])
         await self.write({name: data for name, data in snapshot.files.items() if now.files.get(name) != data})

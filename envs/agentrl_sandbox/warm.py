@@ -17,8 +17,8 @@ import anyio
 import msgspec
 from anyio.abc import ObjectReceiveStream, ObjectSendStream
 
-from agentrl.concurrency import outside_work, task_group
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import outside_work, task_group
 from agentrl_sandbox.base import Sandbox
 from agentrl_sandbox.types import Limits, Program, Result, python_program
 

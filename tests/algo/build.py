@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.algo.advantage import advantages
+from agentrl.algo.batch_advantages import advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.types import Group, Task, Trajectory
 from agentrl_testing.properties.exact_gradients import Estimator

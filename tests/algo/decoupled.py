@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.loss import Marks
 from agentrl.algo.loss_batch import LossBatch, LossTotals
+from agentrl.algo.loss_metrics import Marks
 from agentrl.algo.objective import LossOutput, Objective
 
 

@@ -6,15 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agentrl.algo.corrections.correction_options import (
-    CapOptions,
-    GeometricOptions,
-    IcePopOptions,
-    M2poMaskOptions,
-    TruncateOptions,
-)
+from agentrl.algo.corrections import CapOptions, GeometricOptions, IcePopOptions, M2poMaskOptions, TruncateOptions
 from agentrl.algo.loss_batch import LossBatch
-from agentrl.algo.losses.loss_options import (
+from agentrl.algo.losses import (
     CispoOptions,
     DppoTvOptions,
     DualClipOptions,
@@ -26,7 +20,7 @@ from agentrl.algo.losses.loss_options import (
     VespoOptions,
 )
 from agentrl.algo.slots import NoOptions
-from agentrl.algo.terms.term_options import EntropyOptions, KlOptions, LogRatioOptions, ValueOptions
+from agentrl.algo.terms import EntropyOptions, KlOptions, LogRatioOptions, ValueOptions
 from agentrl.config.base import Config
 
 MAX = 60.0

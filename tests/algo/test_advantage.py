@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pkgutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algo.advantage import GroupAdvantages, advantages, token_advantages
+import agentrl.algo
+from agentrl.algo.advantages import GroupAdvantages
 from agentrl.algo.advantages.turn_returns import returns_to_go
+from agentrl.algo.batch_advantages import advantages, token_advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.errors import InvariantError
 from agentrl.types import BranchPath, EpisodeFailure, Group, Trajectory, Turn
@@ -344,6 +347,9 @@ def test_group_advantages_are_immutable() -> None:
 
 
 @pytest.mark.starts
-def test_the_driver_s_part_imports_no_torch() -> None:
-    code = "import sys, agentrl.algo, agentrl.algo.advantage, agentrl.algo.packing; sys.exit('torch' in sys.modules)"
+def test_only_the_objective_and_the_figures_of_a_loss_import_torch() -> None:
+    names = [module.name for module in pkgutil.walk_packages(agentrl.algo.__path__, "agentrl.algo.")]
+    light = [name for name in names if name not in ("agentrl.algo.objective", "agentrl.algo.loss_metrics")]
+    assert {"agentrl.algo.config", "agentrl.algo.losses", "agentrl.algo.advantages.gae"} <= {*light}
+    code = f"import sys, {', '.join(light)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0

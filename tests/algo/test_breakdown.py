@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.loss import AGES, TURNS, bucket_labels, combine
+from agentrl.algo.loss_metrics import AGES, TURNS, bucket_labels, combine
 from agentrl.algo.objective import LossOutput
 from tests.algo.decoupled import decoupled_ppo_loss
 

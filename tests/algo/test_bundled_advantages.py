@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from agentrl.algo.advantages import ADVANTAGES
-from agentrl.algo.advantages.advantage_options import (
+from agentrl.algo.advantages.episodes import (
     EpisodeOptions,
-    GaeOptions,
     GrpoOptions,
     OffPolicyOptions,
-    OptimalBaselineOptions,
     PassAtKOptions,
+    best_of_k,
+    grpo,
+    max_rl,
+    off_policy_baseline,
 )
-from agentrl.algo.advantages.episodes import best_of_k, grpo, max_rl, off_policy_baseline
 from agentrl.algo.advantages.episodes import episode as by_episode
-from agentrl.algo.advantages.gae import ValueEstimate, gae, token_gae, turn_gae
+from agentrl.algo.advantages.gae import GaeOptions, ValueEstimate, gae, token_gae, turn_gae
 from agentrl.algo.advantages.players import Float64Array
-from agentrl.algo.advantages.turn_returns import optimal_baseline, returns_to_go
-from agentrl.algo.advantages.whitening import whiten
+from agentrl.algo.advantages.turn_returns import OptimalBaselineOptions, optimal_baseline, returns_to_go
+from agentrl.algo.batch_advantages import whiten
 from agentrl.algo.slots import NoOptions
 from agentrl.errors import InvariantError
 from agentrl.types import Float32Array, Group, Trajectory
@@ -36,8 +37,7 @@ from tests.algo.build import episode, group, linear, turn
 
 
 def load(name: str) -> Callable[..., Sequence[Float64Array]]:
-    module, function = ADVANTAGES[name].function.split(":")
-    return getattr(importlib.import_module(module), function)
+    return cast("Callable[..., Sequence[Float64Array]]", ADVANTAGES[name].function)
 
 
 @pytest.mark.parametrize("name", ["turn", "rloo", "optimal_baseline", "reinforce_plus_plus"])

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 import pytest
 import torch
+from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.corrections import CORRECTIONS, PROXIMALS
 from agentrl.algo.loss_batch import LossBatch, TokenLoss, Weights, mean
-from agentrl.algo.losses import POLICY_LOSSES
-from agentrl.algo.losses.clipped import m2po
-from agentrl.algo.losses.loss_options import M2poOptions
+from agentrl.algo.losses import POLICY_LOSSES, M2poOptions, m2po
 from agentrl.algo.slots import Bundled, NoOptions
 from agentrl.algo.terms import TERMS
 from agentrl.config.base import Config
@@ -38,16 +36,11 @@ VARIANTS: Mapping[str, Sequence[Mapping[str, object]]] = {
 
 def load(bundled: Bundled) -> Callable[..., TokenLoss]:
     """Return a policy loss or a term."""
-    return _function(bundled)
+    return cast("Callable[..., TokenLoss]", bundled.function)
 
 
 def load_correction(bundled: Bundled) -> Callable[..., Weights]:
-    return _function(bundled)
-
-
-def _function(bundled: Bundled) -> Any:  # noqa: ANN401
-    module, name = bundled.function.split(":")
-    return getattr(importlib.import_module(module), name)
+    return cast("Callable[..., Weights]", bundled.function)
 
 
 def cases(table: Mapping[str, Bundled]) -> list[tuple[str, Mapping[str, object]]]:
@@ -139,7 +132,7 @@ def test_the_golden_values_stay() -> None:
 
 def test_the_centre_of_the_trust_region_is_the_forward_pass_the_versions_or_the_policy_that_sampled() -> None:
     batch = three_tokens()
-    got: dict[str, list[float]] = {name: _function(one)(batch).tolist() for name, one in PROXIMALS.items()}
+    got: dict[str, list[float]] = {name: cast("Tensor", one.function(batch)).tolist() for name, one in PROXIMALS.items()}
     assert got["forward"] == batch.proximal_logprobs.tolist()
     assert got["behavior"] == batch.behavior_logprobs.tolist()
     # Age 0: the behavior policy; age 1: half of the way to the current one; age 3: three quarters.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from agentrl.algo.advantage import advantages
 from agentrl.algo.advantages.turn_returns import returns_to_go
+from agentrl.algo.batch_advantages import advantages
 from agentrl.types import Trajectory
 from agentrl_testing.properties.exact_gradients import (
     exact_by_turn,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.loss import combine
+from agentrl.algo.loss_metrics import combine
 from tests.algo.decoupled import decoupled_ppo_loss
 
 GOLDEN = json.loads((Path(__file__).parent / "decoupled_golden.json").read_text())

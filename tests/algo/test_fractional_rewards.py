@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from agentrl.algo.advantage import batch_advantages
-from agentrl.algo.advantages.advantage_options import GaeOptions
-from agentrl.algo.advantages.gae import ValueEstimate, token_gae, turn_gae
+from agentrl.algo.advantages.gae import GaeOptions, ValueEstimate, token_gae, turn_gae
 from agentrl.algo.advantages.turn_returns import returns_to_go
+from agentrl.algo.batch_advantages import batch_advantages
 from agentrl.algo.config import AlgorithmConfig
 from tests.algo.build import episode, group, linear, turn
 

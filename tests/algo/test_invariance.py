@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from agentrl.algo.advantage import advantages, token_advantages
-from agentrl.algo.loss import LossMetrics, combine
+from agentrl.algo.batch_advantages import advantages, token_advantages
+from agentrl.algo.loss_metrics import LossMetrics, combine
 from agentrl.algo.packing import sorted_microbatches
 from agentrl.types import Float32Array, Sample, StopReason, Trajectory, Turn, VersionSpan
 from tests.algo.build import TURN, group, pad_right

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.loss import behavior_weights, clipped_objective, combine, importance_ratio
+from agentrl.algo.corrections import behavior_weights
+from agentrl.algo.loss_batch import importance_ratio
+from agentrl.algo.loss_metrics import combine
+from agentrl.algo.losses import clipped_objective
 from agentrl.algo.objective import LossOutput
 from tests.algo.decoupled import PpoNumbers, decoupled_ppo_loss
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.loss import MAXIMA, SUMS, LossMetrics, combine
 from agentrl.algo.loss_batch import LossBatch, LossTotals, Metric, TokenLoss, Weights
-from agentrl.algo.losses.clipped import dual_clip, gspo, m2po, ppo
-from agentrl.algo.losses.loss_options import (
+from agentrl.algo.loss_metrics import MAXIMA, SUMS, LossMetrics, combine
+from agentrl.algo.losses import (
+    LOWEST_LOG_WEIGHT,
     CispoOptions,
     DppoTvOptions,
     DualClipOptions,
@@ -22,8 +22,15 @@ from agentrl.algo.losses.loss_options import (
     M2poOptions,
     PpoOptions,
     VespoOptions,
+    cispo,
+    dppo_tv,
+    dual_clip,
+    gspo,
+    kimi,
+    m2po,
+    ppo,
+    vespo,
 )
-from agentrl.algo.losses.weighted import LOWEST_LOG_WEIGHT, cispo, dppo_tv, kimi, vespo
 from agentrl.algo.objective import Objective
 
 TURNS, SAMPLES = [0, 0, 0, 1, 2], [0, 0, 0, 0, 1]

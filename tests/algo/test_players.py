@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agentrl.algo.advantage import advantages
 from agentrl.algo.advantages.turn_returns import returns_to_go
+from agentrl.algo.batch_advantages import advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.types import Trajectory
 from tests.algo.build import EPISODE, TURN, episode, group, turn

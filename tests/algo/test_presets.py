@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.algo.advantage import batch_advantages
-from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.preset_differences import preset_differences
+from agentrl.algo.batch_advantages import batch_advantages
+from agentrl.algo.config import AlgorithmConfig, preset_differences
 from agentrl.algo.presets import FORKS, OVERLONG, PRESETS, STALE
 from tests.algo.build import group, linear
 

@@ -10,13 +10,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from agentrl.algo.advantage import advantages, batch_advantages, spread_over_tokens
-from agentrl.algo.advantages.estimated import GroupAdvantages
-from agentrl.algo.advantages.kl_rewards import with_kl_rewards
-from agentrl.algo.advantages.prices import priced
-from agentrl.algo.advantages.scaling import NO_BATCHES, Normalization, RunningSquare, scaled_advantages
+from agentrl.algo.advantages import GroupAdvantages
 from agentrl.algo.advantages.turn_returns import returns_to_go
+from agentrl.algo.batch_advantages import (
+    NO_BATCHES,
+    Normalization,
+    RunningSquare,
+    advantages,
+    batch_advantages,
+    scaled_advantages,
+    spread_over_tokens,
+)
 from agentrl.algo.config import AlgorithmConfig
+from agentrl.algo.group_slots import priced, with_kl_rewards
 from agentrl.types import Float32Array, Group, Trajectory
 from tests.algo.build import episode, group, linear, turn
 

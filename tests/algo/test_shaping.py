@@ -10,11 +10,16 @@ import pytest
 from agentrl.algo.advantages.episodes import dr_grpo
 from agentrl.algo.advantages.turn_returns import returns_to_go
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.group_slots import OverlongOptions, TruncatedOptions
-from agentrl.algo.shaped_groups import mask_truncated, punishment, shaped_groups, soft_overlong
+from agentrl.algo.group_slots import (
+    OverlongOptions,
+    TruncatedOptions,
+    mask_truncated,
+    punishment,
+    shaped_groups,
+    soft_overlong,
+)
 from agentrl.algo.slots import NoOptions, as_loaded
-from agentrl.engine.batch import prepare_batch
-from agentrl.engine.estimates import VerifiedGroups
+from agentrl.engine.batch import VerifiedGroups, prepare_batch
 from agentrl.errors import ConfigError
 from agentrl.types import Group, StopReason, Trajectory
 from tests.algo.build import episode, group, turn

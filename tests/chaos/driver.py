@@ -16,7 +16,7 @@ from agentrl.commands.running import run_command
 from agentrl.commands.train import train_run
 from agentrl.config import load_config
 from agentrl.observe.progress import PlainProgress, Snapshot
-from agentrl.watchdog.signals import describe_results, interrupt_note
+from agentrl.processes.watchdog.signals import describe_results, interrupt_note
 from agentrl.weights.disk import partial_directory
 from tests.chaos.phases import Phase, announcer
 

@@ -23,7 +23,7 @@ import pytest
 import yaml
 from anyio.abc import Process
 
-from agentrl.concurrency import task_group
+from agentrl.support.concurrency import task_group
 from tests.chaos.cells import Cell, Ending, Fault
 from tests.chaos.phases import PIPE_VARIABLE
 from tests.chaos.proxy import Proxy, open_proxy

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, get_args
 import anyio
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
-from agentrl.concurrency import task_group
+from agentrl.support.concurrency import task_group
 
 Mode: TypeAlias = Literal["pass", "slow", "wrong", "silent", "partition"]
 MODES: tuple[Mode, ...] = get_args(Mode)

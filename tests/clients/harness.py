@@ -22,10 +22,10 @@ import aiohttp
 import anyio
 
 from agentrl.client import Client, Door, EpisodeSettings, PolicyBackend
-from agentrl.concurrency import task_group
 from agentrl.rollout.scripted_policy import UNLIMITED, plain_tokenizer
 from agentrl.servers.scripted.script import Hold, ScriptedCall, ScriptedReply
 from agentrl.servers.scripted.server import ScriptedServer
+from agentrl.support.concurrency import task_group
 from agentrl.tokens.verify import verify
 from agentrl.types import StopReason, Trajectory
 from tests.clients.catalog import ANSWER, READ, TASK, ClientProgram

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
 
-from agentrl.concurrency import task_group
+from agentrl.support.concurrency import task_group
 
 _ANSWER_ID = re.compile(rb'"id":\s*"((?:chatcmpl-|resp_|msg_)[^"]+)"')
 _REQUEST = re.compile(rb"(?:^|\r?\n|\})((?:POST|GET|HEAD) [^ ]+) HTTP/1\.1\r\n")

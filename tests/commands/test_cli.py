@@ -12,7 +12,7 @@ import pytest
 from cyclopts import App
 
 from agentrl.commands.main import COMMANDS
-from agentrl.runs.run import open_run
+from agentrl.commands.open_run import open_run
 from tests.support.cli import (
     AGENTRL,
     agentrl,

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from agentrl.algo.config import SHORT, SHORT_CORRECTION
+from agentrl.algo.presets import SHORT, SHORT_CORRECTION
 from agentrl.commands.explain import describe_fields, explain_name
 from agentrl.config import RunConfig, parse_config
 from agentrl.config.describe import config_fields
@@ -61,7 +61,7 @@ def test_the_last_part_of_a_field_is_enough() -> None:
 
 def test_a_section_is_explained_by_its_fields() -> None:
     text = explain_name("sync")
-    assert all(f"\nsync.{name} " in text for name in ("method", "bucket_mb", "backend", "address", "timeout_s"))
+    assert all(f"\nsync.{name} " in text for name in ("method", "backend", "address", "timeout_s"))
 
 
 def test_a_metric_is_explained_with_its_event_and_unit() -> None:

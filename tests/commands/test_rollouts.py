@@ -12,8 +12,8 @@ from agentrl.commands.rollouts import check_tasks_travel, num_workers
 from agentrl.config import parse_config
 from agentrl.data.load import TaskSets, TrainingTasks
 from agentrl.errors import ConfigError
+from agentrl.observe.runs.reading import read_record_lines
 from agentrl.rollout.config import RolloutConfig
-from agentrl.runs.reading import read_record_lines
 from agentrl.types import Task
 from tests.support.cli import agentrl, records, write_run
 

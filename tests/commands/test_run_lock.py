@@ -12,13 +12,13 @@ from agentrl.commands.run_directory import Existing
 from agentrl.commands.train import train_run
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
-from agentrl.runs.run_lock import run_lock
+from agentrl.observe.runs.run_lock import run_lock
 from tests.support.cli import write_run
 
 HOLD = """
 import os, sys
 from pathlib import Path
-from agentrl.runs.run_lock import run_lock
+from agentrl.observe.runs.run_lock import run_lock
 with run_lock(Path(sys.argv[1])):
     child = os.fork() if sys.argv[2] == "fork" else -1
     if child == 0:

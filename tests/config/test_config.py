@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from agentrl.algo.companions import CriticConfig, ReferenceConfig
+from agentrl.algo.config import CriticConfig, ReferenceConfig
 from agentrl.config import RunConfig, load_config, parse_config, parse_overrides
 from agentrl.config.base import Config
 from agentrl.config.describe import field_docstrings
@@ -89,7 +89,7 @@ def reads() -> frozenset[tuple[str, str, str]]:
         base.__name__ for kind in (*sections().values(), WeightedSource) for base in kind.__mro__ if issubclass(base, Config)
     } - {"Config"}
     found: set[tuple[str, str, str]] = set()
-    for folder in ("agentrl", "examples", "workflows"):
+    for folder in ("agentrl", "companions", "envs", "examples", "workflows"):
         for file in (root / folder).rglob("*.py"):
             if file.parts[-2:] == ("plan", "text.py"):
                 continue
@@ -154,8 +154,8 @@ def test_a_field_without_a_reader_is_found_although_others_are_called_like_it(fi
         ({"inference": {"backend": "sglang", "sglang_args": ["--api-key", "k"]}}, "inference.sglang_args: --api-key does"),
         ({"inference": {"device": "gpu"}}, "inference.device: string should match pattern"),
         (
-            {"inference": {"backend": "sglang", "urls": ["http://127.0.0.1:1"], "threads": 2}},
-            "inference.threads: applies to launched servers",
+            {"inference": {"backend": "sglang", "urls": ["http://127.0.0.1:1"], "servers": 2}},
+            "inference.servers: applies to launched servers",
         ),
         ({"inference": {"urls": ["http://x"], "servers": 2}}, "inference.servers: applies to launched servers"),
         (
@@ -172,7 +172,6 @@ def test_a_field_without_a_reader_is_found_although_others_are_called_like_it(fi
             "algorithm.discount: advantage episode has no option discount; remove discount, or choose one of turn",
         ),
         ({"trainer": {"minibatches": 1000}}, "trainer.minibatches: 1000 is more than the 128 episodes"),
-        ({"rollout": {"incomplete_group": "keep", "min_group_size": 9}}, "rollout.min_group_size: 9 is over"),
         ({"engine": {"stall_timeout_s": 60}}, "engine.stall_timeout_s: 60 s is not more than the 600 s an episode may take"),
         (
             {"trainer": {"call_timeout_s": 1000}},
@@ -187,7 +186,6 @@ def test_a_field_without_a_reader_is_found_although_others_are_called_like_it(fi
             {"rollout": {"runner": "processes"}, "workflow": "<Calculator of __main__>"},
             "rollout.runner: processes: workers import the workflow by its name, and <Calculator of __main__> was given",
         ),
-        ({"rollout": {"min_group_size": 3}}, "rollout.min_group_size: applies to incomplete_group: keep"),
         (
             {"inference": {"urls": ["http://x"], "start_timeout_s": 3}},
             "inference.start_timeout_s: applies to launched servers",
@@ -245,7 +243,7 @@ def test_all_problems_are_reported_together() -> None:
         ({}, ["--trainer.device", "cpu"], ("disk", "this host and its disk")),
         ({"sync": "distributed"}, [], ("distributed", "sync.method is set")),
         ({"sync": {"method": "disk"}}, ["--sync", "distributed"], ("distributed", "sync.method is set")),
-        ({"sync": {"bucket_mb": 8}}, [], ("disk", "this host and its disk")),
+        ({"sync": {"timeout_s": 8}}, [], ("disk", "this host and its disk")),
         (
             {"inference": {"urls": ["http://10.0.0.7:1"]}, "sync": {"address": "10.0.0.1"}},
             [],
@@ -287,7 +285,7 @@ def test_on_a_gpu_that_is_shared_weights_are_sent_by_gloo() -> None:
     ("change", "expected"),
     [
         ({"sync": "files"}, "sync.method: input should be 'auto', 'disk' or 'distributed', got str 'files'"),
-        ({"sync": {"method": "disk", "bucket_mb": 8}}, "sync.bucket_mb: sync.method: disk does not use it; remove it"),
+        ({"sync": {"method": "disk", "timeout_s": 8}}, "sync.timeout_s: sync.method: disk does not use it; remove it"),
         (
             {"sync": "distributed", "engine": {"publish_dir": "/shared"}},
             "engine.publish_dir: sync.method: distributed does not use it; remove it",

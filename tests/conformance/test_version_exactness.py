@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.engine.batch import prepare_batch
-from agentrl.engine.estimates import VerifiedGroups
+from agentrl.engine.batch import VerifiedGroups, prepare_batch
 from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
 from agentrl.servers.embedded.faults import SGLangFault
 from agentrl.servers.serve import serving

@@ -45,7 +45,9 @@ def test_the_readme_s_run_file_is_valid() -> None:
     assert run.inference.backend == "sglang"
 
 
-@pytest.mark.parametrize("page", [README_PAGE, *GUIDES], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", sorted({README_PAGE, *ROOT.glob("*.md"), *GUIDES} - {ROOT / "CHANGELOG.md"}), ids=lambda page: page.name
+)
 def test_a_page_names_make_targets_that_exist(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"(?:`|^ {4})make ([a-z-]+)", page.read_text(), re.M)):
@@ -94,13 +96,16 @@ def test_the_readme_s_dry_run_prints_the_plan() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_files_that_a_page_names_exist(page: Path) -> None:
-    named = re.findall(r"`((?:agentrl|docs|tests|benchmarks|examples)/[\w./-]+?)/?`", page.read_text())
+    named = re.findall(
+        r"`((?:agentrl|companions|envs|workflows|scripts|docs|tests|benchmarks|examples)/[\w./-]+?)/?`", page.read_text()
+    )
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_each_journey_to_read_has_at_most_eleven_files() -> None:
     journeys = (ROOT / "docs" / "concepts.md").read_text().partition("## Where to read")[2].split("\n**")[1:]
-    assert [len(re.findall(r"^\d+\. `", journey, re.M)) for journey in journeys] == [11, 11, 10, 10]
+    assert len(journeys) >= 6
+    assert [journey for journey in journeys if not 8 <= len(re.findall(r"^\d+\. `", journey, re.M)) <= 11] == []
 
 
 def test_the_code_of_the_page_on_frameworks_is_that_of_its_examples() -> None:

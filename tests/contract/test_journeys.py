@@ -1,26 +1,26 @@
-"""A model call, a weight update, a group on its way to the loss and a start enter few files (docs/adr/0012-rooms-by-job.md).
+"""Six journeys with defaults enter as many files as their budgets say, and none of a feature that is off (ADR 44).
 
-The counts may only fall. Those on the shipped path have the trainer in its process, whose files count too, and records on.
-A journey is recorded when it has run before, so that what is prepared once does not count; of a start all counts.
+The budgets and the files of each feature stand in journeys.toml. A journey is recorded when it has run before, so that what
+is prepared once does not count; of a start all counts. The files of the trainer's process count too.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+import tomllib
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from anyio.from_thread import start_blocking_portal
 from tokenizers import Tokenizer
 
 from agentrl import Client, RolloutWorkflow, Task, tool
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.client import MessageLike, SamplingConfig
+from agentrl.client import EpisodeSettings, MessageLike, PolicyBackend, SamplingConfig
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.publishing import WeightPublisher
 from agentrl.inference.config import InferenceConfig
@@ -33,29 +33,18 @@ from agentrl.servers.scripted.socket_server import serve_scripted
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.base import StepReport, TrainBatch
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.model import PolicyModel
-from agentrl.trainer.policy import PolicyTrainer
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
-from agentrl.types import Float32Array, Int32Array
-from agentrl.weights.types import Publication
+from agentrl_testing import call, play_async
+from agentrl_workflows.terminal import TerminalAgent
 from tests.engine.harness import ANY_PROBE, make_engine
 from tests.rollout.harness import make_server
 from tests.support.cli import started
-from tests.support.journeys import JourneyRecorder, ProcessRecordings, environment, profiled
+from tests.support.doors import door_client
+from tests.support.journeys import PACKAGES, JourneyRecorder, ProcessRecordings, environment, profiled
+from tests.support.terminal import write_problem
 
-MAX_FILES_PER_CALL = 21
-"""Driver side: from `chat.completions.create` to the server's socket and back, in the third turn of an episode."""
-MAX_FILES_PER_UPDATE = 14
-"""Driver side: from `WeightPublisher.hold`, with the files written, until every server samples with the new weights."""
-MAX_FILES_PER_GROUP = 41
-"""From the end of a group's last episode through buffer, batch and advantages to the end of the optimizer step."""
-MAX_FILES_PER_SHIPPED_UPDATE = 32
-"""From `WeightPublisher.hold` until every server samples with the new weights, with the trainer in its process."""
-MAX_FILES_PER_SHIPPED_GROUP = 54
-"""As `MAX_FILES_PER_GROUP`, with the trainer in its process and records of episodes."""
-MAX_FILES_PER_START = 109
-"""Driver side: from `python -m agentrl train FILE` until a workflow runs; the imports of modules do not count."""
+BUDGETS = tomllib.loads((Path(__file__).parent / "journeys.toml").read_text())
 TURNS = 3
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 
@@ -121,44 +110,6 @@ class RecordedPool:
         self._pool.release(episode_id)
 
 
-class InProcessTrainer(ScriptedTrainer):
-    """A trainer with a real optimizer step, in the test's own process; each step ends a recording."""
-
-    def __init__(self, policy: PolicyTrainer, recorder: JourneyRecorder) -> None:
-        super().__init__()
-        self.reports: list[StepReport] = []
-        self._policy, self._recorder = policy, recorder
-
-    async def logprobs(
-        self, sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None
-    ) -> list[Float32Array]:
-        return self._policy.logprobs(sequences, temperatures)
-
-    async def step(self, batch: TrainBatch) -> StepReport:
-        self.reports.append(self._policy.step(batch))
-        self._recorder.stop()
-        return self.reports[-1]
-
-
-class WrittenTrainer(ScriptedTrainer):
-    """A trainer whose publications are on disk before they are asked for, as the trainer process leaves them."""
-
-    def __init__(self, written: Mapping[int, Publication]) -> None:
-        super().__init__()
-        self._written = written
-
-    async def hold(self, version: int, *, dtype: str | None) -> None:
-        assert version in self._written
-
-    async def publish(self, version: int, directory: str) -> Publication:
-        return self._written[version]
-
-    async def logprobs(
-        self, sequences: Sequence[Int32Array], temperatures: Sequence[float] | None = None
-    ) -> list[Float32Array]:
-        return [np.full(len(ids) - 1, -1.0, np.float32) for ids in sequences]
-
-
 @pytest.fixture
 def servers(renderer: Renderer, script: Script) -> Generator[InferenceConfig]:
     """Two scripted servers over HTTP, in a thread of their own."""
@@ -209,20 +160,25 @@ def recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def check_limit(files: set[str], limit: int, name: str) -> None:
-    """Check a count that varies a little: signs of life are seen in a journey, or are not."""
-    assert len(files) <= limit, f"{name} allows {limit} files and may only fall; {len(files)}:\n" + "\n".join(sorted(files))
-
-
-def check_count(files: set[str], limit: int, name: str) -> None:
+def check(journey: str, files: set[str]) -> None:
+    """Check what a journey entered; files that only signs of life enter, at any time, do not count."""
     listing = "\n".join(sorted(files))
-    assert len(files) <= limit, f"{name} allows {limit} files and may only fall; {len(files)} are entered:\n{listing}"
-    assert len(files) == limit, (
-        f"set {name} to {len(files)}, which is lower than {limit}; these files are entered:\n{listing}"
-    )
+    entered = {f"{feature}: {file}" for feature, own in BUDGETS["features"].items() for file in files.intersection(own)}
+    assert not entered, f"a {journey} enters files of features that are off: {sorted(entered)}"
+    count, budget = len(files - set(BUDGETS["sometimes"])), BUDGETS["budgets"][journey]
+    assert count == budget, f"a {journey} enters {count} files, and journeys.toml allows {budget}:\n{listing}"
 
 
-async def test_a_model_call_enters_few_files(servers: InferenceConfig, checkpoint: Path, renderer: Renderer, tmp_path: Path):
+def test_the_files_of_each_feature_exist():
+    folders = {Path(package).name: Path(package) for package in PACKAGES}
+    named = (*BUDGETS["sometimes"], *[file for own in BUDGETS["features"].values() for file in own])
+    found = [folders[name.partition("/")[0]] / name.partition("/")[2] for name in named]
+    assert [str(file) for file in found if not file.is_file()] == []
+
+
+async def test_a_model_call_enters_the_files_of_its_budget(
+    servers: InferenceConfig, checkpoint: Path, renderer: Renderer, tmp_path: Path
+):
     with profiled() as recorder:
         workflow = ToolLoop(recorder)
         vocab_size = renderer.vocab_size
@@ -238,62 +194,11 @@ async def test_a_model_call_enters_few_files(servers: InferenceConfig, checkpoin
                 )
                 assert trajectory.failure is None
                 assert len(trajectory.turns) == TURNS
-    check_count(recorder.files, MAX_FILES_PER_CALL, "MAX_FILES_PER_CALL")
-
-
-async def test_a_weight_update_enters_few_files(
-    servers: InferenceConfig, checkpoint: Path, renderer: Renderer, tmp_path: Path
-):
-    writer = ScriptedTrainer()
-    trainer = WrittenTrainer({version: await writer.publish(version, str(tmp_path / "written")) for version in (1, 2)})
-    serving = launch_pool(servers, model_path=checkpoint, vocab_size=renderer.vocab_size, log_dir=tmp_path)
-    with profiled() as recorder:
-        async with serving as pool:
-            config = EngineConfig(probe_tolerance=ANY_PROBE)
-            publisher = WeightPublisher(
-                trainer=trainer, inference=pool, run_dir=tmp_path, config=config, probe_ids=[1, 2, 3, 4]
-            )
-            await publisher.send(await publisher.hold(1), beside=False)
-            recorder.start()
-            await publisher.send(await publisher.hold(2), beside=False)
-            recorder.stop()
-            status = pool.describe()
-    assert [(server.version, server.paused) for server in status.servers] == [(2, False), (2, False)]
-    check_count(recorder.files, MAX_FILES_PER_UPDATE, "MAX_FILES_PER_UPDATE")
-
-
-async def test_a_group_enters_few_files_on_its_way_to_the_loss(
-    checkpoint: Path, renderer: Renderer, script: Script, tmp_path: Path
-):
-    algorithm = {"group_size": 2, "groups_per_step": 1, "max_staleness": 0}
-    policy = PolicyTrainer(
-        PolicyModel(checkpoint, device=torch.device("cpu")),
-        TrainerConfig(),
-        AlgorithmConfig.model_validate(algorithm),
-        total_steps=2,
-    )
-    with profiled() as recorder:
-        trainer = InProcessTrainer(policy, recorder)
-        async with ServerPool([make_server(renderer, script)], InferenceConfig(health_interval_s=300)) as pool:
-            engine = make_engine(
-                tmp_path,
-                renderer,
-                workflow=ToolLoop(),
-                inference=RecordedPool(pool, recorder),
-                trainer=trainer,
-                steps=2,
-                algorithm=algorithm,
-                rollout={"max_concurrent_episodes": 1},
-                # The server answers from a script, not with the trainer's model. Records of episodes are written beside.
-                engine={"logprob_tolerance": ANY_PROBE, "save_trajectories": False},
-            )
-            await engine.run()
-    assert [report.skipped for report in trainer.reports] == [None, None]
-    check_count(recorder.files, MAX_FILES_PER_GROUP, "MAX_FILES_PER_GROUP")
+    check("call", recorder.files)
 
 
 @pytest.mark.starts
-async def test_a_weight_update_of_a_trainer_in_its_process_enters_few_files(
+async def test_a_weight_update_enters_the_files_of_its_budget(
     servers: InferenceConfig, checkpoint: Path, renderer: Renderer, tmp_path: Path, recordings: Path
 ):
     serving = launch_pool(servers, model_path=checkpoint, vocab_size=renderer.vocab_size, log_dir=tmp_path)
@@ -313,12 +218,12 @@ async def test_a_weight_update_of_a_trainer_in_its_process_enters_few_files(
             status = pool.describe()
     files = set.intersection(*entered)
     assert [server.version for server in status.servers] == [4, 4]
-    assert "trainer/worker/process.py" in files
-    check_limit(files, MAX_FILES_PER_SHIPPED_UPDATE, "MAX_FILES_PER_SHIPPED_UPDATE")
+    assert "agentrl/trainer/worker/process.py" in files
+    check("update", files)
 
 
 @pytest.mark.starts
-async def test_a_group_enters_few_files_on_its_way_to_the_loss_in_the_trainer_s_process(
+async def test_a_group_enters_the_files_of_its_budget_on_its_way_to_the_loss(
     checkpoint: Path, renderer: Renderer, script: Script, tmp_path: Path, recordings: Path
 ):
     algorithm = {"group_size": 2, "groups_per_step": 1, "max_staleness": 0}
@@ -341,8 +246,8 @@ async def test_a_group_enters_few_files_on_its_way_to_the_loss_in_the_trainer_s_
             )
             await engine.run()
     assert [report.skipped for report in recorded.reports] == [None, None]
-    assert "algo/loss.py" in recorder.files
-    check_limit(recorder.files, MAX_FILES_PER_SHIPPED_GROUP, "MAX_FILES_PER_SHIPPED_GROUP")
+    assert "agentrl/algo/losses.py" in recorder.files
+    check("group", recorder.files)
 
 
 _STOPS_WHEN_IT_RUNS = """
@@ -356,7 +261,9 @@ async def answer(task, client):
 
 
 @pytest.mark.starts
-def test_a_start_enters_few_files(servers: InferenceConfig, checkpoint: Path, tmp_path: Path, recordings: Path):
+def test_a_start_enters_the_files_of_its_budget(
+    servers: InferenceConfig, checkpoint: Path, tmp_path: Path, recordings: Path
+):
     tasks = [{"id": str(number), "question": "1 + 2?"} for number in range(2)]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     (tmp_path / "flow.py").write_text(_STOPS_WHEN_IT_RUNS)
@@ -379,4 +286,41 @@ def test_a_start_enters_few_files(servers: InferenceConfig, checkpoint: Path, tm
         said = process.communicate(timeout=300)
     files = recording.stop(process.pid)
     assert (tmp_path / "runs" / "reached").exists(), said
-    check_limit(files, MAX_FILES_PER_START, "MAX_FILES_PER_START")
+    check("start", files)
+
+
+async def test_a_call_through_a_door_enters_the_files_of_its_budget(
+    servers: InferenceConfig, checkpoint: Path, renderer: Renderer, tmp_path: Path
+):
+    """A program's call over HTTP, from its body to the server's socket and back; the third call of an episode."""
+    serving = launch_pool(servers, model_path=checkpoint, vocab_size=renderer.vocab_size, log_dir=tmp_path)
+    with profiled() as recorder:
+        async with serving as pool:
+            settings = EpisodeSettings(episode_id="e", task_id="t")
+            client = Client(PolicyBackend(pool, renderer, SamplingConfig(max_tokens=200), settings))
+            async with client.served() as door, door_client(door) as program:
+                history: list[Any] = []
+                for number in range(TURNS):
+                    history += [{"role": "user", "content": f"Say {number}."}]
+                    recorder.start()
+                    answer = await program.chat.completions.create(model="any", messages=history)
+                    recorder.stop()
+                    history += [answer.choices[0].message.model_dump(exclude_none=True)]
+    assert len(client.turns) == TURNS
+    check("door", recorder.files)
+
+
+@pytest.mark.starts
+async def test_a_terminal_episode_enters_the_files_of_its_budget(tmp_path: Path):
+    """Two commands in bubblewrap, judged by the task's tests; the second episode of a task."""
+    task = write_problem(tmp_path, "count-lines")
+    replies = [call("bash", command="cd /app"), call("bash", command="wc -l < data.txt > count.txt"), "Done."]
+    with profiled() as recorder:
+        for _ in range(2):
+            recorder.start()
+            played = await play_async(TerminalAgent, task, replies, workflow_args={"images": {"debian:12": None}})
+            recorder.stop()
+    assert played.final_reward == 1.0
+    # The workflow is the user's part, and a script plays the model.
+    others = ("agentrl_workflows/", "agentrl/servers/", "agentrl/inference/", "agentrl/rollout/scripted_policy.py")
+    check("terminal", {file for file in recorder.files if not file.startswith(others)})

@@ -12,16 +12,16 @@ from typing import TypeGuard
 
 import pytest
 
-from agentrl.companions import ENTRY_POINTS, load_companion
+from agentrl.support.companions import ENTRY_POINTS, load_companion
 
 ROOT = Path(__file__).parents[2]
 ROOTS = ("agentrl", "companions", "envs", "workflows")
 NAMING = {
-    "agentrl/companions.py",
-    "agentrl/moved.py",
+    "agentrl/support/companions.py",
+    "agentrl/support/moved.py",
     "agentrl/config/run.py",
     "agentrl/plan/text.py",
-    "agentrl/watchdog/stacks.py",
+    "agentrl/processes/watchdog/stacks.py",
 }
 """Files with names of companions; the last three only compare them, with a run file's words or with frames."""
 

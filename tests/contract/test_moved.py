@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
-from agentrl.moved import MOVED, present_name
+from agentrl.support.moved import MOVED, present_name
 
 
-@pytest.mark.parametrize("former", [*MOVED, "agentrl.reward.match", "agentrl.sandbox.types", "agentrl.testing.playing"])
+@pytest.mark.parametrize(
+    "former", [*MOVED, "agentrl.reward.match", "agentrl.sandbox.types", "agentrl.testing.playing", "agentrl.runs.reading"]
+)
 def test_a_former_name_is_the_same_module_and_warns(former: str) -> None:
     sys.modules.pop(former, None)
     with pytest.warns(FutureWarning, match=f"{former} is {present_name(former)} now"):

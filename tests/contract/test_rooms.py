@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from scripts.rooms import PACKAGES, PAGE, ROOT, page
+from scripts.rooms import PACKAGES, PAGE, ROOT, page, rooms
 
 SIZE = re.compile(r"(\d[\d,]*)(?= \|$| lines)", re.MULTILINE)
 
@@ -33,3 +33,9 @@ def test_every_package_of_the_wheel_is_on_the_map() -> None:
         for path in (ROOT / root).glob("agentrl_*")
     }
     assert folders | {"agentrl"} == set(PACKAGES.values())
+
+
+def test_the_comparison_tells_the_size_of_the_core() -> None:
+    [told] = re.findall(r"core has\s+about ([\d,]+) lines", (ROOT / "docs" / "comparison.md").read_text())
+    lines = sum(room.lines for room in rooms("agentrl"))
+    assert abs(int(told.replace(",", "")) - lines) <= lines // 10

@@ -14,14 +14,13 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.data.load import TrainingTasks
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.engine import Engine
-from agentrl.engine.parts import NEW_RUN, EngineParts, RunState
+from agentrl.engine.parts import NEW_RUN, EngineParts, GroupSource, RunState
 from agentrl.engine.report import RunReport
-from agentrl.engine.sources import GroupSource
 from agentrl.inference.backend import Inference
 from agentrl.observe.progress import NoProgress, Progress
+from agentrl.observe.runs.reading import read_record_lines
 from agentrl.observe.trackers.feed import TrackerFeed
 from agentrl.rollout.config import RolloutConfig
-from agentrl.runs.reading import read_record_lines
 from agentrl.servers.scripted.server import ScriptedCall
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer

@@ -12,8 +12,7 @@ import pytest
 
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client import Client
-from agentrl.engine.batch import prepare_batch, trained_records
-from agentrl.engine.estimates import VerifiedGroups
+from agentrl.engine.batch import VerifiedGroups, prepare_batch, trained_records
 from agentrl.episode.codec import encode_line
 from agentrl.episode.summary import TrainedEpisode, TrainedTurn
 from agentrl.errors import InvariantError, StaleDataError

@@ -11,10 +11,10 @@ import pytest
 
 from agentrl.client import Client
 from agentrl.data.digest import TaskDigest
-from agentrl.engine.config import EngineConfig
+from agentrl.engine.config import CHECKPOINT_AGE_S
 from agentrl.engine.parts import RunState
 from agentrl.errors import ConfigError, TrainerDied, TrainError, WeightSyncError
-from agentrl.runs.reading import read_index, read_metrics
+from agentrl.observe.runs.reading import read_index, read_metrics
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.base import SaveReport, StepReport, TrainBatch
 from agentrl.trainer.scripted import ScriptedTrainer
@@ -35,17 +35,18 @@ def saved_steps(trainer: ScriptedTrainer) -> list[int]:
     return [int(Path(path).name.removeprefix("step-")) for path in trainer.saved]
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(600, [3]), (1e-9, [1, 2, 3]), (0, [3])])
+@pytest.mark.parametrize(("seconds", "expected"), [(CHECKPOINT_AGE_S, [3]), (0, [1, 2, 3])])
 async def test_checkpoints_are_saved_by_time_and_at_the_end(
-    tmp_path: Path, renderer: Renderer, seconds: float, expected: list[int]
+    tmp_path: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: list[int]
 ) -> None:
+    monkeypatch.setattr("agentrl.engine.training.CHECKPOINT_AGE_S", seconds)
     trainer = ScriptedTrainer()
-    await run(make_engine(tmp_path, renderer, trainer=trainer, steps=3, engine={"checkpoint_every_s": seconds}))
+    await run(make_engine(tmp_path, renderer, trainer=trainer, steps=3))
     assert saved_steps(trainer) == expected
 
 
 def test_a_run_saves_checkpoints_by_time_without_being_asked() -> None:
-    assert 0 < EngineConfig().checkpoint_every_s <= 600
+    assert 0 < CHECKPOINT_AGE_S <= 600
 
 
 async def test_a_cancelled_run_finishes_its_step_and_saves_it(tmp_path: Path, renderer: Renderer) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from agentrl.algo.advantages.scaling import RunningSquare
+from agentrl.algo.batch_advantages import RunningSquare
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.engine import Engine
 from agentrl.engine.parts import RunState

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.engine.batch import prepare_batch, trained_records
-from agentrl.engine.estimates import VerifiedGroups, by_turn
+from agentrl.engine.batch import VerifiedGroups, prepare_batch, trained_records
+from agentrl.engine.estimates import by_turn
 from agentrl.trainer.base import StepReport
 from agentrl.types import Group, Task, Trajectory
 from agentrl_testing.properties.plain_episodes import plain_episode, plain_turn

@@ -163,7 +163,7 @@ async def test_a_kept_group_is_trained_with_the_members_it_has(tmp_path: Path, r
         return float(answer == "good")
 
     trainer = ScriptedTrainer()
-    rollout = {"incomplete_group": "keep", "min_group_size": 2, "episode_retries": 0}
+    rollout = {"incomplete_group": "keep", "episode_retries": 0}
     report = await run(make_engine(tmp_path, renderer, workflow=workflow_of(judge), trainer=trainer, rollout=rollout))
     assert (report.groups, report.dropped_groups) == (8, {})
     assert report.wasted_tokens["failed_episode"] > 0

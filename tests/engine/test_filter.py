@@ -16,7 +16,6 @@ from tests.algo.build import episode, group, linear, turn
 def keeps(episodes: Sequence[Trajectory], **fields: object) -> bool:
     config = {"keep": "mixed", "group_size": 2, "groups_per_step": 1, **fields}
     kept = load_filter(AlgorithmConfig.model_validate(config))
-    assert kept is not None
     return kept.keeps(group(episodes), version=1)
 
 
@@ -73,7 +72,6 @@ def test_the_preset_dapo_keeps_a_game_with_one_win_each() -> None:
 def test_after_as_many_groups_as_it_may_leave_out_a_batch_takes_any_and_the_next_one_begins_anew() -> None:
     keep = {"mixed": {"max_groups_per_step": 3}}
     chosen = load_filter(AlgorithmConfig.model_validate({"keep": keep, "group_size": 2, "groups_per_step": 1}))
-    assert chosen is not None
     equal = group([linear([1.0]), linear([1.0])])
     assert [chosen.keeps(equal, version=version) for version in (1, 1, 1, 1, 2, 2, 2)] == [
         *(False, False, True, True),

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentrl.algo.advantage import batch_advantages
+from agentrl.algo.batch_advantages import batch_advantages
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.engine.recomputed import recomputed_logprobs
+from agentrl.engine.estimates import recomputed_logprobs
 from agentrl.errors import InvariantError
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import Float32Array, Group, Int32Array, Task

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agentrl.client import Client, MessageLike
-from agentrl.engine.training import SpotCheck
+from agentrl.engine.spot_check import SpotCheck
 from agentrl.errors import InvariantError
 from agentrl.inference.backend import GenerateRequest, Generation
 from agentrl.inference.config import InferenceConfig

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from agentrl.algo.advantage import advantages
+from agentrl.algo.batch_advantages import advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client import SamplingConfig
 from agentrl.env import ChatStart, ChatStep, EpisodeEnd

@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
+from agentrl.client.tools import Tool, tool
 from agentrl.env.threads import MAX_ABANDONED, MAX_THREADS, call_in_thread
 from agentrl.errors import EnvironmentFault
-from agentrl.tools import Tool, tool
 
 PATIENCE_S = 60
 which: ContextVar[str] = ContextVar("which", default="none")

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp.types import Tool as ListedTool
 
+from agentrl.client.tools import reply_to, tool
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.tools import reply_to, tool
 from agentrl.types import Task
 from agentrl_envs.mcp import McpEnvironment, McpServer, McpTool, grade_answer
 from agentrl_envs.mcp_arguments import MAX_DEPTH

@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algo.advantage import advantages
 from agentrl.algo.advantages.turn_returns import returns_to_go
+from agentrl.algo.batch_advantages import advantages
 from agentrl.episode.checks import check_reward_time
 from agentrl.episode.codec import encode_line, stored_trajectory, trajectory_record
 from agentrl.episode.summary import EndedEpisode

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from agentrl.commands.open_run import Run
 from agentrl.errors import ConfigError
-from agentrl.runs.run import Run
 from agentrl_viewer.commands.view import opened
 from agentrl_viewer.exchange.foreign_run import is_foreign
 

@@ -139,7 +139,7 @@ async def test_penalties_are_honoured_because_nothing_is_trained(checkpoint: Pat
 
 
 REFUSED: list[tuple[dict[str, Any], int, str | None, str]] = [
-    ({}, 400, None, "messages must be a list"),
+    ({}, 400, None, "messages is missing"),
     ({"messages": []}, 400, None, "at least one message"),
     ({"messages": HI, "model": "gpt-9"}, 404, "model_not_found", f"this server has '{MODEL}'"),
     ({"messages": HI, "temperature": -1}, 400, None, "temperature must be"),

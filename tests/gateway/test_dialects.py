@@ -20,10 +20,10 @@ from agentrl.client.backend import Answer, Delta
 from agentrl.inference.backend import Generation
 from agentrl.tokens.messages import message_key
 from agentrl.types import StopReason
-from agentrl_doors.gateway.body import CallRefused
 from agentrl_doors.gateway.dialect import Dialect, EventWriter
 from agentrl_doors.gateway.dialects import ChatDialect, MessagesDialect, ResponsesDialect
 from agentrl_doors.gateway.items import ItemStore
+from agentrl_doors.gateway.refusals import CallRefused
 
 CHAT, RESPONSES, MESSAGES = ChatDialect(), ResponsesDialect(), MessagesDialect()
 Json = dict[str, Any]

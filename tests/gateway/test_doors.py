@@ -15,7 +15,7 @@ from agentrl.client.backend import Answer, AskedCall
 from agentrl.servers.scripted.script import Hold, ScriptedReply
 from agentrl.tokens.verify import verify
 from agentrl.types import Speaker, StopReason
-from agentrl_doors.gateway.ignored import MAX_IGNORED
+from agentrl_doors.gateway.fields import MAX_IGNORED
 from agentrl_doors.gateway.sessions.calls import RecentCalls, SharedCall
 from agentrl_doors.gateway.sessions.session import IGNORED_METRIC
 from tests.support.doors import CALC, CALLING, HI, client_of, door_client, played, scripted_client, scripted_server, until

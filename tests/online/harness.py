@@ -20,8 +20,8 @@ from agentrl.servers.scripted.script import Script
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl_doors.online.client_keys import KeyRing, hash_key
-from agentrl_doors.online.online_server import serve_clients
 from agentrl_doors.online.placeholders import ONLINE_DEFAULTS
+from agentrl_doors.online.server import serve_clients
 from agentrl_doors.online.traffic import Traffic, TrafficSettings
 from tests.engine.harness import make_parts
 from tests.rollout.harness import PATIENCE_S, make_server, says

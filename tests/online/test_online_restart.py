@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agentrl.engine.parts import BEGUN_RUN, RunState
-from agentrl.runs.reading import read_trained_lines
+from agentrl.observe.runs.reading import read_trained_lines
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl_doors.online.conversation_files import ConversationFiles

@@ -275,10 +275,10 @@ async def test_an_unused_conversation_gives_way_and_no_key_shuts_another_one_out
         await run.chat("Hi.", key="app")  # the oldest one without feedback of the key that holds most gives way
         await run.chat("Hi again.", key="app")
         await run.chat("Hello 5.")  # at its share, a key's own gives way
-        open_ones = [(each.client, each.name) for each in run.traffic.conversations]
-        assert [client for client, _ in open_ones].count("app") == 2
-        assert ("web", names[0]) in open_ones, "it has feedback"
-        assert not {names[1], names[2], names[3]} & {name for _, name in open_ones}
+        conversations = [(each.client, each.name) for each in run.traffic.conversations]
+        assert [client for client, _ in conversations].count("app") == 2
+        assert ("web", names[0]) in conversations, "it has feedback"
+        assert not {names[1], names[2], names[3]} & {name for _, name in conversations}
         found, body = await run.feedback(1.0, conversation_id=names[1])
         assert (found, "has ended" in body["error"]["message"]) == (409, True)
     assert run.report is not None

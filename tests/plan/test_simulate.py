@@ -11,7 +11,7 @@ import pytest
 from agentrl.commands.running import parse_json_object
 from agentrl.config import parse_config
 from agentrl.errors import ConfigError
-from agentrl.files import json_text
+from agentrl.support.files import json_text
 from agentrl_simulate.plan.simulate import SimulationOrder, describe_simulation, parse_ratio, simulate_file
 
 GOOD: dict[str, Any] = {

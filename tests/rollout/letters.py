@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 import numpy as np
 
-from agentrl.algo.advantage import advantages
+from agentrl.algo.batch_advantages import advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client import Client
 from agentrl.rollout.config import RolloutConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from agentrl.algo.advantage import advantages
 from agentrl.algo.advantages.turn_returns import returns_to_go
+from agentrl.algo.batch_advantages import advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client import Client
 from agentrl.rollout.config import RolloutConfig

@@ -10,9 +10,10 @@ from functools import partial
 import anyio
 import pytest
 
-from agentrl.algo.advantage import advantages
+from agentrl.algo.batch_advantages import advantages
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.client import Client, ReplayBackend
+from agentrl.client.tools import tool
 from agentrl.env.faults import environment_boundary
 from agentrl.episode.tape import ask as cassette_ask
 from agentrl.errors import EnvironmentFault, ServerError
@@ -21,7 +22,6 @@ from agentrl.rollout.episode import run_client_episode, run_policy_episode
 from agentrl.rollout.group import run_group
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
-from agentrl.tools import tool
 from agentrl.types import Group, StopReason, Task, Trajectory
 from agentrl.workflow import RolloutWorkflow
 from agentrl_sandbox.base import SandboxPool

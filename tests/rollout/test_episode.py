@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from agentrl.client import Client
-from agentrl.episode.usage_record import note_use
+from agentrl.client.tools import tool
+from agentrl.env.faults import note_metric
 from agentrl.errors import EnvironmentFault, EpisodeLimit, InvariantError, ServerError, ServerUnavailable, WorkflowError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
 from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.verify import verify
-from agentrl.tools import tool
 from agentrl.types import StopReason, Task, Trajectory, Turn
 from agentrl.workflow import RolloutWorkflow
 from tests.rollout.harness import PATIENCE_S, SAMPLING, TASK, Judge, ask, episode, make_server, says, workflow_of
@@ -488,12 +488,12 @@ async def test_a_cancelled_task_the_workflow_awaits_does_not_make_the_episode_va
     assert "the episode was not cancelled" in trajectory.failure.message
 
 
-async def test_an_episode_that_ran_programs_without_isolation_has_a_metric_of_it(renderer: Renderer) -> None:
+async def test_a_metric_that_a_tool_notes_stands_on_its_episode_alone(renderer: Renderer) -> None:
     async def run(task: Task, client: Client) -> float:
         await ask(client, "hello")
-        note_use("unsafe_process", is_isolated=False)
+        note_metric("programs", 3.0)
         client.record(tries=2)
         return 1.0
 
-    assert (await episode(workflow_of(run), renderer)).metrics == {"tries": 2.0, "unsafe_sandbox": 1.0}
-    assert "unsafe_sandbox" not in (await episode(Judge(), renderer)).metrics
+    assert (await episode(workflow_of(run), renderer)).metrics == {"tries": 2.0, "programs": 3.0}
+    assert "programs" not in (await episode(Judge(), renderer)).metrics

@@ -89,11 +89,13 @@ async def test_a_member_that_fails_for_good_drops_the_group_and_cancels_the_othe
 
 
 async def test_keep_goes_on_with_the_others_if_there_are_enough() -> None:
-    lost_one = await group_of(Runner(lambda member, attempt: member == 0), incomplete_group="keep", min_group_size=3)
+    lost_one = await group_of(Runner(lambda member, attempt: member == 0), incomplete_group="keep")
     assert isinstance(lost_one, Group)
     assert [e.episode_id for e in lost_one.episodes] == ["7.1.0", "7.2.0", "7.3.0"]
-    lost_two = await group_of(Runner(lambda member, attempt: member < 2), incomplete_group="keep", min_group_size=3)
-    assert isinstance(lost_two, DroppedGroup)
+    lost_two = await group_of(Runner(lambda member, attempt: member < 2), incomplete_group="keep")
+    assert isinstance(lost_two, Group)
+    lost_three = await group_of(Runner(lambda member, attempt: member < 3), incomplete_group="keep")
+    assert isinstance(lost_three, DroppedGroup)
 
 
 async def test_no_more_episodes_run_at_once_than_there_are_slots_and_all_slots_come_back() -> None:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from agentrl.client import Client
+from agentrl.commands.open_run import open_run
 from agentrl.engine.evaluate import evaluate_policy
 from agentrl.env import environment_boundary
 from agentrl.errors import EnvironmentFault, InvariantError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.group import DroppedGroup, run_group, score_episodes
-from agentrl.runs.run import open_run
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
 from agentrl.types import EpisodeFailure, Group, MemberAdvantages, StopReason, Task, Trajectory

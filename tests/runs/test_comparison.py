@@ -11,9 +11,9 @@ import orjson
 import pytest
 import yaml
 
+from agentrl.commands.open_run import Run, open_run
 from agentrl.episode.summary import INDEX_HEADER, EpisodeSummary
 from agentrl.errors import ConfigError
-from agentrl.runs.run import Run, open_run
 from agentrl_viewer.runs.comparison import common_figures, common_tasks, differing_fields
 from tests.support.summaries import episode_summary
 

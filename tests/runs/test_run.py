@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from agentrl.commands.open_run import Run, open_run
 from agentrl.episode.codec import encode_line
 from agentrl.episode.summary import INDEX_HEADER
 from agentrl.errors import ConfigError
 from agentrl.observe.episode_files import EpisodeFiles
-from agentrl.runs.plot import plot_curves
-from agentrl.runs.reading import read_index
-from agentrl.runs.run import Run, open_run
-from agentrl.runs.table import EpisodeTable
+from agentrl.observe.runs.plot import plot_curves
+from agentrl.observe.runs.reading import read_index
+from agentrl.observe.runs.table import EpisodeTable
 from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.scripted import ScriptedTrainer
 from tests.engine.harness import TASKS, make_engine, run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.runs.table import EpisodeTable, MetricLines
+from agentrl.observe.runs.table import EpisodeTable, MetricLines
 from tests.support.summaries import episode_summary
 
 pytestmark = pytest.mark.external

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from pydantic import ValidationError
 
-from agentrl.episode.usage_record import sandbox_metrics, watch_sandboxes
+from agentrl.env.faults import watch_metrics
 from agentrl_sandbox import Ending, Limits, Program, Result, SandboxConfig, SandboxPool, open_sandbox, python_program
 from agentrl_sandbox.base import BoxSandbox
 from agentrl_sandbox.unsafe import open_unsafe_process
@@ -82,12 +82,12 @@ async def test_the_opt_out_says_that_it_is_unsafe_each_time(capfd: pytest.Captur
 @pytest.mark.starts
 async def test_an_episode_that_used_the_opt_out_has_a_metric_of_it(sandbox: BoxSandbox) -> None:
     unsafe, program = open_unsafe_process(), Program(argv=("true",))
-    with watch_sandboxes() as used:
+    with watch_metrics() as noted:
         await sandbox.run(program)
-        assert sandbox_metrics(used) == {}
+        assert noted == {}
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(unsafe.run, program)
-    assert sandbox_metrics(used) == {"unsafe_sandbox": 1.0}
+    assert noted == {"unsafe_sandbox": 1.0}
 
 
 @pytest.mark.starts

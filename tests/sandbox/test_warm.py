@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.concurrency import watch_outside_work
 from agentrl.errors import ConfigError
+from agentrl.support.concurrency import watch_outside_work
 from agentrl_rewards.code import CodeGrader, call_tests
 from agentrl_sandbox import Ending, Limits, Program, open_warm_python, python_program
 from agentrl_sandbox.base import BoxSandbox

@@ -1,6 +1,6 @@
 """The files of agentrl that a stretch of work enters, found by a profiler.
 
-Invariant: a recording holds the files of the package in which a function was called, or a waiting coroutine continued,
+Invariant: a recording holds the files of its packages in which a function was called, or a waiting coroutine continued,
 while it ran; coroutines that only wait around the recorded stretch do not count. It covers the thread that opened
 `profiled` and the threads started inside the block; servers that run in a thread of their own from before the block are
 not part of a journey. With a folder it covers the processes that are started with `environment(folder)`, too.
@@ -20,8 +20,28 @@ from pathlib import Path
 from types import FrameType
 
 import agentrl
+import agentrl_doors
+import agentrl_rewards
+import agentrl_sandbox
+import agentrl_simulate
+import agentrl_viewer
+import agentrl_workflows
 
-PACKAGE = f"{Path(agentrl.__file__).parent}/"
+PACKAGES = tuple(
+    f"{Path(package.__path__[0])}/"
+    for package in (
+        *(agentrl, agentrl_doors, agentrl_rewards, agentrl_sandbox, agentrl_simulate, agentrl_viewer, agentrl_workflows),
+    )
+)
+"""Folders of the packages whose files count; the kit for tests, which plays the model, is no part of a journey."""
+
+
+def file_name(path: str) -> str | None:
+    """Return a path of source code as its package and the path in it; None where it is in none of `PACKAGES`."""
+    for package in PACKAGES:
+        if path.startswith(package):
+            return f"{Path(package).name}/{path.removeprefix(package)}"
+    return None
 
 
 class JourneyRecorder:
@@ -29,7 +49,7 @@ class JourneyRecorder:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.files: set[str] = set()
-        """Paths inside the package, of the last recording."""
+        """Such as `agentrl/client/client.py`, of the last recording."""
         self._recording = False
         self._around: set[FrameType] = set()
         self._entered = None if folder is None else ProcessRecordings(folder)
@@ -56,8 +76,10 @@ class JourneyRecorder:
     def profile(self, frame: FrameType, event: str, _: object) -> None:
         """Note the file of a call; this is a function for `sys.setprofile`."""
         path = frame.f_code.co_filename
-        if self._recording and event == "call" and path.startswith(PACKAGE) and frame not in self._around:
-            self.files.add(path.removeprefix(PACKAGE))
+        if self._recording and event == "call" and path.startswith(PACKAGES) and frame not in self._around:
+            name = file_name(path)
+            assert name is not None
+            self.files.add(name)
 
 
 class ProcessRecordings:
@@ -81,14 +103,15 @@ class ProcessRecordings:
         self._number[0] = 0
         lines = self._entered.read_text().splitlines() if self._entered.exists() else []
         found = [line.split(" ", 2) for line in lines]
-        return {file for process, number, file in found if int(number) == self._last and pid in (None, int(process))}
+        paths = {path for process, number, path in found if int(number) == self._last and pid in (None, int(process))}
+        return {name for path in paths if (name := file_name(path)) is not None}
 
 
 def environment(folder: Path) -> dict[str, str]:
     """Return the environment of processes whose files `ProcessRecordings(folder)` records."""
     paths = [str(Path(__file__).parent / "recording"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     path = os.pathsep.join(filter(None, paths))
-    return {"PYTHONPATH": path, "AGENTRL_TEST_RECORDING": str(folder), "AGENTRL_TEST_PACKAGE": PACKAGE}
+    return {"PYTHONPATH": path, "AGENTRL_TEST_RECORDING": str(folder), "AGENTRL_TEST_PACKAGES": os.pathsep.join(PACKAGES)}
 
 
 @contextmanager

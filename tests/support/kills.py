@@ -17,7 +17,7 @@ from pathlib import Path
 
 import anyio
 
-from agentrl.runs.reading import read_index, read_metrics
+from agentrl.observe.runs.reading import read_index, read_metrics
 from agentrl.trainer.worker.ranks import worker_ended
 from tests.support.cli import AGENTRL, write_run
 

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from threading import Event
 
-from agentrl.tools import ToolError, tool
+from agentrl.client.tools import ToolError, tool
 
 COUNTER = [0]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.concurrency import task_group
+from agentrl.support.concurrency import task_group
 from agentrl_rewards.code import CodeGrade, CodeGrader, HiddenTests, ProgramTests, StdinCase, call_tests
 
 _EXPECT = re.compile(r"^# expect: (.+) => (.+)$", re.MULTILINE)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import agentrl.cassette
 from agentrl import Client, RolloutWorkflow, Task, reply_to, tool
 from agentrl.env import ChatStart, ChatStep, EnvironmentPool, EpisodeEnd
+from agentrl.episode.tape import now
 from agentrl.types import Message
 
 ORDERS: list[str] = []
@@ -42,7 +42,7 @@ class Shop(RolloutWorkflow):
     max_turns: int = 4
 
     async def run(self, task: Task, client: Client) -> float:
-        basket, started = Basket(), agentrl.cassette.now()
+        basket, started = Basket(), now()
         tools: list[Any] = [order, tool(basket.put)]
         question = f"Please {task['question']}" if self.polite else task["question"]
         messages: list[Any] = [{"role": "user", "content": question}]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from agentrl.tools import ToolError, tool
+from agentrl.client.tools import ToolError, tool
 from agentrl.types import Task
 
 EVENTS: list[str] = []

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from pydantic import BaseModel
 
+from agentrl.client.tools import Tool, ToolError, reply_to, tool
 from agentrl.errors import EnvironmentFault, EpisodeLimit
-from agentrl.tools import Tool, ToolError, reply_to, tool
 
 
 @tool

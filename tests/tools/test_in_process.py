@@ -12,9 +12,9 @@ import anyio
 import pytest
 
 import agentrl
+from agentrl.client.tools import ToolError, in_process, tool
 from agentrl.env import watch_faults
 from agentrl.errors import EnvironmentFault
-from agentrl.tools import ToolError, in_process, tool
 from tests.support import process_tools
 
 PATIENCE_S = 60

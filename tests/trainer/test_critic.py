@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.algo.companions import LR_FACTOR
-from agentrl.algo.config import AlgorithmConfig
+from agentrl.algo.config import LR_FACTOR, AlgorithmConfig
 from agentrl.algo.prefixes import plan_passes
 from agentrl.errors import ConfigError
 from agentrl.trainer.checkpoints.read import read_checkpoint

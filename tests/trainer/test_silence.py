@@ -13,13 +13,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.concurrency import task_group
 from agentrl.errors import TrainerDied
 from agentrl.processes.base import ProcessSpec
 from agentrl.processes.frames import EMPTY_FRAME
 from agentrl.processes.link import LifeSigns, Silences, SilenceWords
 from agentrl.processes.machine import pulse
 from agentrl.processes.start import local_links
+from agentrl.support.concurrency import task_group
 from agentrl.trainer.worker.client import RemoteTrainer
 from agentrl.trainer.worker.ranks import TrainerRanks
 from tests.support.processes import until_ended

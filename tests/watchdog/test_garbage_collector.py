@@ -13,8 +13,8 @@ import pytest
 from agentrl.client import Client
 from agentrl.commands.evaluate import Target, evaluate_target
 from agentrl.config import parse_config
+from agentrl.processes.watchdog.delays import THRESHOLDS, tuned_garbage_collector
 from agentrl.types import Task
-from agentrl.watchdog.delays import THRESHOLDS, tuned_garbage_collector
 
 
 class Settings(NamedTuple):

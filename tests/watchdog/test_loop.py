@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 from agentrl.errors import StallError
-from agentrl.watchdog.delays import LoopDelays, ProcessorWaits, blocks_named, loop_blocked_s
-from agentrl.watchdog.loop import run_watched, watched_loop
-from agentrl.watchdog.signals import Terminated, sigterm_raises
+from agentrl.processes.watchdog.delays import LoopDelays, ProcessorWaits, blocks_named, loop_blocked_s
+from agentrl.processes.watchdog.loop import run_watched, watched_loop
+from agentrl.processes.watchdog.signals import Terminated, sigterm_raises
 
 FOREVER_S = 1000.0
 
@@ -203,12 +203,12 @@ def test_outside_a_watched_loop_code_that_blocks_is_named_too(caplog: pytest.Log
             named.wait(300)  # the blocking line
 
     handler = Named()
-    logging.getLogger("agentrl.watchdog.delays").addHandler(handler)
+    logging.getLogger("agentrl.processes.watchdog.delays").addHandler(handler)
     try:
         with caplog.at_level(logging.WARNING):
             anyio.run(main)
     finally:
-        logging.getLogger("agentrl.watchdog.delays").removeHandler(handler)
+        logging.getLogger("agentrl.processes.watchdog.delays").removeHandler(handler)
     [message] = caplog.messages  # a busy machine may name an earlier line of the same function
     assert "in test_outside_a_watched_loop_code_that_blocks_is_named_too.<locals>.main: " in message
 

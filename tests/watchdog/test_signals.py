@@ -162,7 +162,7 @@ def test_an_evaluation_is_not_kept_by_an_episode_that_ignores_its_deadline(tmp_p
     script = (
         "from functools import partial; from agentrl.config import load_config\n"
         "from agentrl.commands.running import run_command; from agentrl.commands.evaluate import Target, evaluate_target\n"
-        "from agentrl.watchdog.loop import run_watched\n"
+        "from agentrl.processes.watchdog.loop import run_watched\n"
         "job = partial(evaluate_target, load_config('run.yaml'), Target(), episodes=2)\n"
         "run_command(lambda: run_watched(job, stall_timeout_s=1.5, on_exit=lambda ending: 'No results.'))"
     )

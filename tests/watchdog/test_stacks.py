@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from agentrl.client import Client
+from agentrl.processes.watchdog.stacks import blocking_code, workflow_code
 from agentrl.types import Task
-from agentrl.watchdog.stacks import blocking_code, workflow_code
 from tests.rollout.harness import episode, make_renderer, workflow_of
 
 

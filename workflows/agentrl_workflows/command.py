@@ -34,9 +34,9 @@ from pydantic import Field, ValidationError, field_validator
 from agentrl.client import Client, Door, DoorSettings
 from agentrl.config.base import Words
 from agentrl.episode.checks import check_reward
-from agentrl.errors import ConfigError, EnvironmentFault, WorkflowError, boundary
+from agentrl.errors import ConfigError, EnvironmentFault, WorkflowError
+from agentrl.support.user_code import boundary, import_user_object
 from agentrl.types import JsonValue, Task
-from agentrl.user_code import import_user_object
 from agentrl.workflow import RolloutWorkflow
 from agentrl_sandbox import Ending, Limits, Program, Result, SandboxConfig, SandboxPool, open_sandbox
 from agentrl_sandbox.base import no_passage

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from agentrl.client import Client, MessageLike
+from agentrl.client.tools import tool
 from agentrl.errors import ConfigError
-from agentrl.tools import tool
 from agentrl.types import Task
 from agentrl_rewards.equivalence import MathGrader
 from agentrl_rewards.extract import boxes

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.client import Client, MessageLike
+from agentrl.client.tools import reply_to
 from agentrl.errors import ConfigError
-from agentrl.tools import reply_to
 from agentrl.types import Task
 from agentrl_workflows.repositories.grading import grade_project
 from agentrl_workflows.repositories.project import Project, files_as_bytes

@@ -16,8 +16,8 @@ import anyio
 import anyio.to_thread
 
 from agentrl.client import Client, MessageLike
+from agentrl.client.tools import ToolError, reply_to, tool
 from agentrl.errors import ConfigError, WorkflowError
-from agentrl.tools import ToolError, reply_to, tool
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
 from agentrl_rewards.extract import after

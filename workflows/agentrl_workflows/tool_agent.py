@@ -18,12 +18,12 @@ from typing import Any, Protocol, TypeAlias, cast
 from openai import omit
 
 from agentrl.client import Client, MessageLike
+from agentrl.client.tools import RepliesToCalls, reply_to, tool
 from agentrl.env import environment_boundary
 from agentrl.episode.checks import check_reward
 from agentrl.errors import ConfigError, WorkflowError
-from agentrl.tools import RepliesToCalls, reply_to, tool
+from agentrl.support.user_code import import_user_object
 from agentrl.types import Task
-from agentrl.user_code import import_user_object
 from agentrl.workflow import RolloutWorkflow
 
 AnswerGrader: TypeAlias = Callable[[str, Task], float | Awaitable[float]]

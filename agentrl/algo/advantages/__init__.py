@@ -1,4 +1,4 @@
-"""The bundled advantages, by name. numpy only: they run in the driver.
+"""The bundled advantages, by name, a file for each family, and what they give. numpy only: they run in the driver.
 
 Invariant: a function gets a group and its options, and returns one [turns] float64 array for each episode, with exact zeros
 where nothing is to be learned.
@@ -6,65 +6,29 @@ where nothing is to be learned.
 
 from __future__ import annotations
 
-from agentrl.algo.advantages.advantage_options import (
-    EpisodeOptions,
-    GaeOptions,
-    GrpoOptions,
-    OffPolicyOptions,
-    OptimalBaselineOptions,
-    PassAtKOptions,
-    ReinforcePlusPlusOptions,
-    TurnOptions,
-)
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from agentrl.algo.advantages.episodes import EPISODE_ADVANTAGES
+from agentrl.algo.advantages.gae import VALUE_ADVANTAGES
+from agentrl.algo.advantages.players import Float64Array
+from agentrl.algo.advantages.turn_returns import TURN_ADVANTAGES
 from agentrl.algo.slots import Bundled
 
-ADVANTAGES: dict[str, Bundled] = {
-    "episode": Bundled(
-        function="agentrl.algo.advantages.episodes:episode", options=EpisodeOptions, formula="R - mean of the group's R"
-    ),
-    "turn": Bundled(
-        function="agentrl.algo.advantages.turn_returns:turn",
-        options=TurnOptions,
-        formula="G - mean of the other episodes' G at this depth, discount {discount}",
-    ),
-    "grpo": Bundled(
-        function="agentrl.algo.advantages.episodes:grpo", options=GrpoOptions, formula="(R - mean) / (std + {epsilon})"
-    ),
-    "dr_grpo": Bundled(function="agentrl.algo.advantages.episodes:dr_grpo", formula="R - mean"),
-    "rloo": Bundled(function="agentrl.algo.advantages.episodes:rloo", formula="R - mean of the others' R"),
-    "reinforce_plus_plus": Bundled(
-        function="agentrl.algo.advantages.episodes:reinforce_plus_plus",
-        options=ReinforcePlusPlusOptions,
-        formula="(R - baseline {baseline} - mean of the batch) / std of the batch",
-        needs=frozenset({"batch"}),
-    ),
-    "max_rl": Bundled(function="agentrl.algo.advantages.episodes:max_rl", formula="(R - mean) / mean, 0 where mean <= 0"),
-    "pass_at_k": Bundled(
-        function="agentrl.algo.advantages.episodes:best_of_k",
-        options=PassAtKOptions,
-        formula="n * mean over sets of {k} of (max of the set - max without this episode), for sets with it",
-    ),
-    "optimal_baseline": Bundled(
-        function="agentrl.algo.advantages.turn_returns:optimal_baseline",
-        options=OptimalBaselineOptions,
-        formula="G - sum of the others' W G / sum of their W, W = sum of (1 - p)^2",
-    ),
-    "off_policy_baseline": Bundled(
-        function="agentrl.algo.advantages.episodes:off_policy_baseline",
-        options=OffPolicyOptions,
-        formula="R - sum of W^2 g R / sum of W^2 g, W = current / behavior of the episode, g = sum of (1 - p)^2",
-        needs=frozenset({"logprobs"}),
-    ),
-    "turn_gae": Bundled(
-        function="agentrl.algo.advantages.gae:turn_gae",
-        options=GaeOptions,
-        formula="sum over later turns of ({discount} * {trace})^l * (r + {discount} V' - V)",
-        needs=frozenset({"values"}),
-    ),
-    "token_gae": Bundled(
-        function="agentrl.algo.advantages.gae:token_gae",
-        options=GaeOptions,
-        formula="sum over later tokens of ({discount} * {trace})^l * (r + {discount} V' - V)",
-        needs=frozenset({"values"}),
-    ),
-}
+ADVANTAGES: dict[str, Bundled] = {**EPISODE_ADVANTAGES, **TURN_ADVANTAGES, **VALUE_ADVANTAGES}
+TurnTokens: TypeAlias = tuple[tuple[Float64Array, ...], ...]
+"""For each episode and turn: [output tokens] float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAdvantages:
+    """The advantages of one group."""
+
+    per_turn: tuple[Float64Array, ...]
+    """For each episode: [turns] float64, indexed like `Trajectory.turns`."""
+    zero_variance: bool
+    """True when every advantage is exactly 0."""
+    per_token: TurnTokens | None = None
+    """Advantages of tokens; None: those of a turn share its own."""
+    targets: TurnTokens | None = None
+    """Targets of the critic; None: there is none."""

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
-from agentrl.algo.advantages.advantage_options import (
-    EpisodeOptions,
-    GrpoOptions,
-    OffPolicyOptions,
-    PassAtKOptions,
-    ReinforcePlusPlusOptions,
-)
 from agentrl.algo.advantages.players import (
     Float64Array,
     exact_mean,
@@ -26,10 +21,23 @@ from agentrl.algo.advantages.players import (
     part_of,
     players_of,
 )
-from agentrl.algo.slots import NoOptions
+from agentrl.algo.slots import Bundled, NoOptions, row
+from agentrl.config.base import Config
 from agentrl.types import Float32Array, Group, Trajectory
 
+EPISODE_ADVANTAGES: dict[str, Bundled] = {}
 
+
+class EpisodeOptions(Config):
+    """Options of `episode`."""
+
+    group_size: int | None = Field(default=None, ge=1)
+    """Episodes of a whole group, `algorithm.group_size`; scales the advantages of a group that lost members."""
+    normalize_std: bool = False
+    """Divide by the root mean square over the episodes and players of the group."""
+
+
+@row(EPISODE_ADVANTAGES, "episode", "R - mean of the group's R")
 def episode(group: Group, options: EpisodeOptions) -> Sequence[Float64Array]:
     """A = R - mean of the group's R.
 
@@ -47,6 +55,14 @@ def episode(group: Group, options: EpisodeOptions) -> Sequence[Float64Array]:
     )
 
 
+class GrpoOptions(Config):
+    """Options of `grpo`."""
+
+    epsilon: float = Field(default=1e-6, ge=0)
+    """Added to the standard deviation."""
+
+
+@row(EPISODE_ADVANTAGES, "grpo", "(R - mean) / (std + {epsilon})")
 def grpo(group: Group, options: GrpoOptions) -> Sequence[Float64Array]:
     """A = (R - mean) / (std + epsilon), std over n - 1 (Shao et al., arXiv 2402.03300, section 4.1.2)."""
 
@@ -59,11 +75,13 @@ def grpo(group: Group, options: GrpoOptions) -> Sequence[Float64Array]:
     return _by_returns(group, rule)
 
 
+@row(EPISODE_ADVANTAGES, "dr_grpo", "R - mean")
 def dr_grpo(group: Group, options: NoOptions) -> Sequence[Float64Array]:
     """A = R - mean (Liu et al., arXiv 2503.20783, section 3.2); the aggregate `fixed` belongs to it."""
     return _by_returns(group, lambda returns: returns - exact_mean(returns))
 
 
+@row(EPISODE_ADVANTAGES, "rloo", "R - mean of the others' R")
 def rloo(group: Group, options: NoOptions) -> Sequence[Float64Array]:
     """A = R - mean of the other episodes' R (Ahmadian et al., arXiv 2402.14740, RLOO)."""
 
@@ -74,6 +92,19 @@ def rloo(group: Group, options: NoOptions) -> Sequence[Float64Array]:
     return _by_returns(group, rule)
 
 
+class ReinforcePlusPlusOptions(Config):
+    """Options of `reinforce_plus_plus`."""
+
+    baseline: Literal["none", "group"] = "none"
+    """`group` subtracts the mean of the group before the batch is normalized."""
+
+
+@row(
+    EPISODE_ADVANTAGES,
+    "reinforce_plus_plus",
+    "(R - baseline {baseline} - mean of the batch) / std of the batch",
+    needs=("batch",),
+)
 def reinforce_plus_plus(group: Group, options: ReinforcePlusPlusOptions) -> Sequence[Float64Array]:
     """A = R, or R - mean; `whiten` then normalizes the batch (Hu et al., arXiv 2501.03262, section 3)."""
     if options.baseline == "group":
@@ -81,6 +112,7 @@ def reinforce_plus_plus(group: Group, options: ReinforcePlusPlusOptions) -> Sequ
     return _per_turn(group, _returns(group))
 
 
+@row(EPISODE_ADVANTAGES, "max_rl", "(R - mean) / mean, 0 where mean <= 0")
 def max_rl(group: Group, options: NoOptions) -> Sequence[Float64Array]:
     """A = (R - mean) / mean, 0 where mean <= 0; for rewards of 0 and 1 (Tajwar et al., arXiv 2602.02710, algorithm 1).
 
@@ -94,6 +126,18 @@ def max_rl(group: Group, options: NoOptions) -> Sequence[Float64Array]:
     return _by_returns(group, rule)
 
 
+class PassAtKOptions(Config):
+    """Options of `pass_at_k`."""
+
+    k: int = Field(default=2, ge=2)
+    """Attempts that are graded together by their best; at most the episodes of a group."""
+
+
+@row(
+    EPISODE_ADVANTAGES,
+    "pass_at_k",
+    "n * mean over sets of {k} of (max of the set - max without this episode), for sets with it",
+)
 def best_of_k(group: Group, options: PassAtKOptions) -> Sequence[Float64Array]:
     """A = n / C(n, k) * sum over the sets of k episodes with this one of (max R - max R of the rest of the set).
 
@@ -118,6 +162,21 @@ def best_of_k(group: Group, options: PassAtKOptions) -> Sequence[Float64Array]:
     return _by_returns(group, rule)
 
 
+class OffPolicyOptions(Config):
+    """Options of `off_policy_baseline`."""
+
+    leave_one_out: bool = False
+    """Leave an episode out of its own baseline: nothing is biased, and one that outweighs the others keeps its noise."""
+    normalize_std: bool = False
+    """Divide by the standard deviation of the group's returns, over n."""
+
+
+@row(
+    EPISODE_ADVANTAGES,
+    "off_policy_baseline",
+    "R - sum of W^2 g R / sum of W^2 g, W = current / behavior of the episode, g = sum of (1 - p)^2",
+    needs=("logprobs",),
+)
 def off_policy_baseline(
     group: Group, options: OffPolicyOptions, logprobs: Sequence[Sequence[Float32Array]]
 ) -> Sequence[Float64Array]:

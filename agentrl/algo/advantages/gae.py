@@ -14,11 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from pydantic import Field
 
-from agentrl.algo.advantages.advantage_options import GaeOptions
 from agentrl.algo.advantages.players import Float64Array, PlayerPart, part_of, players_of
+from agentrl.algo.slots import Bundled, row
+from agentrl.config.base import Config
 from agentrl.errors import InvariantError
 from agentrl.types import Float32Array, Group, Trajectory
+
+VALUE_ADVANTAGES: dict[str, Bundled] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,21 @@ class ValueEstimate:
     """For each turn: [output tokens] float64, what the values are trained towards."""
 
 
+class GaeOptions(Config):
+    """Options of `turn_gae` and `token_gae`."""
+
+    discount: float = Field(default=1.0, ge=0, le=1)
+    """Discount of a step: a turn, or a token."""
+    trace: float = Field(default=0.95, ge=0, le=1)
+    """Lambda: 1 is the return less the value, 0 the error of one step."""
+
+
+@row(
+    VALUE_ADVANTAGES,
+    "turn_gae",
+    "sum over later turns of ({discount} * {trace})^l * (r + {discount} V' - V)",
+    needs=("values",),
+)
 def turn_gae(group: Group, options: GaeOptions, values: Sequence[Sequence[Float32Array]]) -> Sequence[ValueEstimate]:
     """Estimate over turns: the value of a turn is that before its first token, and its tokens share its advantage.
 
@@ -39,6 +58,12 @@ def turn_gae(group: Group, options: GaeOptions, values: Sequence[Sequence[Float3
     return [_over_turns(one, options, own) for one, own in zip(group.episodes, values, strict=True)]
 
 
+@row(
+    VALUE_ADVANTAGES,
+    "token_gae",
+    "sum over later tokens of ({discount} * {trace})^l * (r + {discount} V' - V)",
+    needs=("values",),
+)
 def token_gae(group: Group, options: GaeOptions, values: Sequence[Sequence[Float32Array]]) -> Sequence[ValueEstimate]:
     """Estimate over the sampled tokens; the reward of a turn comes with its last one.
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.episode.checks import are_independent
+from agentrl.episode.trajectory import are_independent
 from agentrl.types import BoolArray, BranchPath, Trajectory, Turn
 
 Float64Array: TypeAlias = NDArray[np.float64]

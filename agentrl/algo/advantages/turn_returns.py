@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from agentrl.algo.advantages.advantage_options import OptimalBaselineOptions, TurnOptions
 from agentrl.algo.advantages.players import (
     Float64Array,
     PlayerPart,
@@ -20,9 +20,23 @@ from agentrl.algo.advantages.players import (
     part_of,
     players_of,
 )
+from agentrl.algo.slots import Bundled, row
+from agentrl.config.base import Config
 from agentrl.types import Group, Trajectory
 
+TURN_ADVANTAGES: dict[str, Bundled] = {}
 
+
+class TurnOptions(Config):
+    """Options of `turn`."""
+
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Factor for each turn that was sent between a turn and a reward."""
+    normalize_std: bool = False
+    """Divide by the root mean square over all turns of the group."""
+
+
+@row(TURN_ADVANTAGES, "turn", "G - mean of the other episodes' G at this depth, discount {discount}")
 def turn(group: Group, options: TurnOptions) -> Sequence[Float64Array]:
     """A = G - b, with the return-to-go of turn t (ADR 28; below discount 1: Nota and Thomas, arXiv 1906.07073).
 
@@ -38,6 +52,14 @@ def turn(group: Group, options: TurnOptions) -> Sequence[Float64Array]:
     return over_root_mean_square(per_turn, differences) if options.normalize_std and differences.any() else per_turn
 
 
+class OptimalBaselineOptions(Config):
+    """Options of `optimal_baseline`."""
+
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Factor for each turn that was sent between a turn and a reward."""
+
+
+@row(TURN_ADVANTAGES, "optimal_baseline", "G - sum of the others' W G / sum of their W, W = sum of (1 - p)^2")
 def optimal_baseline(group: Group, options: OptimalBaselineOptions) -> Sequence[Float64Array]:
     """A = G - sum of the others' W G / sum of their W, at each depth; W is the energy of the score up to the turn's end.
 
@@ -108,16 +130,16 @@ def _subtract_other_episodes(
     for branch in dict.fromkeys(branch for part in parts for branch in part.branches):
         places = [np.array([one == branch for one in part.branches], np.bool_) for part in parts]
         values, masses = np.empty((len(parts), count)), np.empty((len(parts), count))
-        for row, (part, depth) in enumerate(zip(parts, depths, strict=True)):
-            here = places[row] if places[row].any() else slice(None)
-            weighted = weights[row][here] * to_go[row][here]
-            values[row] = _value_by_depth(depth[here], weighted, count, empty=part.final)
-            masses[row] = _value_by_depth(depth[here], weights[row][here], count, empty=1.0)
-        for row, (depth, returns) in enumerate(zip(depths, to_go, strict=True)):
+        for at, (part, depth) in enumerate(zip(parts, depths, strict=True)):
+            here = places[at] if places[at].any() else slice(None)
+            weighted = weights[at][here] * to_go[at][here]
+            values[at] = _value_by_depth(depth[here], weighted, count, empty=part.final)
+            masses[at] = _value_by_depth(depth[here], weights[at][here], count, empty=1.0)
+        for at, (depth, returns) in enumerate(zip(depths, to_go, strict=True)):
             # Summed over the others, not "all minus own": the own value must not enter even by rounding.
-            mass = np.delete(masses, row, axis=0).sum(axis=0)
-            baseline = np.delete(values, row, axis=0).sum(axis=0) / np.where(mass > 0, mass, 1.0)
-            result[row][places[row]] = returns[places[row]] - baseline[depth[places[row]]]
+            mass = np.delete(masses, at, axis=0).sum(axis=0)
+            baseline = np.delete(values, at, axis=0).sum(axis=0) / np.where(mass > 0, mass, 1.0)
+            result[at][places[at]] = returns[places[at]] - baseline[depth[places[at]]]
     return result
 
 

@@ -17,9 +17,9 @@ from agentrl.commands.running import Overrides, check_writable, load_run
 from agentrl.config import RunConfig
 from agentrl.data.files import read_rows
 from agentrl.errors import ConfigError, TokenError
+from agentrl.processes.watchdog.signals import describe_results, interrupt_note
 from agentrl.tokens.renderer import EncodedConversation, Renderer
 from agentrl.trainer.config import SftConfig
-from agentrl.watchdog.signals import describe_results, interrupt_note
 
 if TYPE_CHECKING:
     from agentrl.trainer.sft import EncodedExample, SftReport

@@ -16,12 +16,12 @@ from agentrl.client.config import SamplingConfig
 from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
+from agentrl.processes.watchdog.delays import blocks_named, coroutines_traced
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import run_policy_episode
 from agentrl.rollout.scripted_policy import UNLIMITED, ScriptedPolicy, replies_in_order
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Trajectory
-from agentrl.watchdog.delays import blocks_named, coroutines_traced
 from agentrl.workflow import as_workflow
 
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 from anyio.from_thread import start_blocking_portal
 
 from agentrl.commands.ending import describe_interrupted_run
+from agentrl.commands.open_run import open_run
 from agentrl.commands.python.arguments import GivenTasks, read_run
 from agentrl.commands.run_directory import Existing
 from agentrl.commands.train import train_run
@@ -24,10 +25,9 @@ from agentrl.engine.report import RunReport
 from agentrl.episode.summary import Purpose
 from agentrl.errors import RunStopped
 from agentrl.observe.progress import Progress
-from agentrl.runs.run import open_run
-from agentrl.runs.table import EpisodeTable, MetricLines
-from agentrl.watchdog.delays import blocks_named
-from agentrl.watchdog.signals import interrupt_note, run_without_waiting, sigterm_raises
+from agentrl.observe.runs.table import EpisodeTable, MetricLines
+from agentrl.processes.watchdog.delays import blocks_named
+from agentrl.processes.watchdog.signals import interrupt_note, run_without_waiting, sigterm_raises
 
 Result = TypeVar("Result")
 

@@ -20,10 +20,9 @@ from typing import NamedTuple
 
 import anyio
 
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, ServerError, ServerUnavailable
 from agentrl.inference.backend import CONTEXT_HEADROOM
-from agentrl.inference.config import CPU_RUNNING_REQUESTS, EMBEDDED_CONTEXT_TOKENS, InferenceConfig
+from agentrl.inference.config import CPU_RUNNING_REQUESTS, CPU_THREADS, EMBEDDED_CONTEXT_TOKENS, InferenceConfig
 from agentrl.inference.launch.anywhere import recipe_anywhere, with_device
 from agentrl.inference.launch.process import Recipe, ServerProcess
 from agentrl.inference.launch.sglang import find_sglang_python, sglang_recipe
@@ -31,6 +30,7 @@ from agentrl.inference.pool.members import Server
 from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.processes.base import RESTART_WINDOW_S, Launcher, LocalLauncher
+from agentrl.support.concurrency import task_group
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +248,6 @@ def _builders(
 def _embedded_recipe(
     config: InferenceConfig, model_path: Path, seed: int, index: int, port: int | str, log_path: Path
 ) -> Recipe:
-    threads = str(config.threads or 1)
     options: dict[str, object] = {
         "--model-path": model_path,
         "--host": config.host,
@@ -256,7 +255,7 @@ def _embedded_recipe(
         "--random-seed": seed + index,
         "--device": config.device,
         "--dtype": config.dtype or "float32",
-        "--threads": threads,
+        "--threads": CPU_THREADS,
         "--max-running-requests": config.max_running_requests or CPU_RUNNING_REQUESTS,
         "--max-context-tokens": (config.max_context_tokens or EMBEDDED_CONTEXT_TOKENS) + CONTEXT_HEADROOM,
     }
@@ -265,7 +264,7 @@ def _embedded_recipe(
     flags = [str(word) for pair in options.items() for word in pair]
     return Recipe(
         command=(sys.executable, "-m", "agentrl.servers.serve", *flags, "--exit-with-stdin"),
-        environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        environment={"OMP_NUM_THREADS": str(CPU_THREADS), "MKL_NUM_THREADS": str(CPU_THREADS)},
         ready=(_READY_EMBEDDED,),
         url="",
         log_path=log_path,

@@ -17,6 +17,7 @@ from agentrl.errors import ConfigError
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.inference.config import (
     CPU_RUNNING_REQUESTS,
+    CPU_THREADS,
     EMBEDDED_CONTEXT_TOKENS,
     InferenceConfig,
     first_gpu,
@@ -83,9 +84,8 @@ def sglang_recipe(
         flags |= {"--device": "cpu", "--max-total-tokens": (running or 1) * (longest + CONTEXT_HEADROOM)}
     else:
         flags["--base-gpu-id"] = first_gpu(config, index)
-    threads = config.threads or (1 if on_cpu else None)
-    if threads is not None:
-        environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    if on_cpu:
+        environment |= {"OMP_NUM_THREADS": str(CPU_THREADS), "MKL_NUM_THREADS": str(CPU_THREADS)}
     if config.api_key_env is not None:
         flags["--api-key-env"] = config.api_key_env
     ours = [str(word) for flag, value in flags.items() if flag_value(given, flag) is None for word in (flag, value)]

@@ -1,7 +1,7 @@
 """The ends of episodes, told to the servers that kept their caches.
 
-Invariant: an episode never waits for this, and fails by nothing that happens here. A session that no server was told about
-costs only its preference: the cache of an open session is evicted, too, when nothing else is left, and by each flush.
+Invariant: no episode waits for these messages or fails by them. A missed message costs only cache priority: a server evicts
+the caches of open sessions last, and a flush removes them as well.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ _SAY_EVERY = 100
 async def end_sessions(members: Members) -> NoReturn:
     """Tell each server which of its episodes have ended, as they end; runs until cancelled.
 
-    A server that does not serve is not told: it restarts, or gets weights, and forgets its cache with both. The calls have
+    A server that does not serve gets no message: a restart or new weights make it forget its cache anyway. The calls have
     the deadlines of control calls.
     """
     missed = Counter[str]()
     while True:
         await members.has_ended.wait()
+        # Replaced before the queue is emptied, so that an end that comes meanwhile wakes the next round.
         members.has_ended = anyio.Event()
         while members.ended:
             episode_id, member = members.ended.popleft()
@@ -37,6 +38,7 @@ async def end_sessions(members: Members) -> NoReturn:
             try:
                 await member.server.end_session(episode_id)
             except ServerError as error:
+                # A server without this route misses every end, and a line for each would bury the log.
                 if missed[member.url] % _SAY_EVERY == 0:
                     logger.warning(
                         "%s was not told that an episode ended, and keeps its cache longer: %s", member.url, error

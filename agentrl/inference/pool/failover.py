@@ -13,11 +13,11 @@ from uuid import uuid4
 
 import anyio
 
-from agentrl.concurrency import Deadline
 from agentrl.errors import ServerUnavailable
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.pool.members import Member, Members, State, Tries
+from agentrl.support.concurrency import Deadline
 
 
 class Failover:
@@ -51,6 +51,8 @@ class Failover:
                     with attempt.deadline() as wait:
                         member = await attempt.next_server(wait)
                         return attempt.checked(await member.server.generate(attempt.request))
+                    # Reached only when the deadline was called off: the server was evicted, or the caller gave up
+                    # before one was found.
                     raise attempt.evicted()
                 except ServerUnavailable as error:
                     await attempt.failed(error)
@@ -98,6 +100,7 @@ class Attempt:
         """Return the server for the call; evicting that server ends `wait`."""
         self.member = None
         self.member = await self._members.route(self.request.episode_id, self._avoid, self.request.context)
+        # Read at routing: a server that answers with an older version has missed an update or was restarted.
         self._lowest = self._members.version
         wait.join(self.member.waits)
         return self.member
@@ -130,6 +133,8 @@ class Attempt:
 
     def checked(self, generation: Generation) -> Generation:
         """Return `generation`, or evict the server and raise if it cannot have had the versions that it reports."""
+        # The target, not the version: during an update some servers already sample with the weights that are on their
+        # way.
         member, highest = self.member, self._members.target
         assert member is not None
         self.heard()
@@ -139,6 +144,7 @@ class Attempt:
                     f"{member.url}: sampled with version {span.version}, while the pool had {self._lowest} to {highest}; "
                     "was the server restarted?"
                 )
+                # A server that was evicted meanwhile keeps the reason of that eviction.
                 if member.state is State.SERVING:
                     self._failover.evict(member, State.BEHIND, reason)
                 raise ServerUnavailable(reason, url=member.url)
@@ -150,11 +156,14 @@ class Attempt:
             raise error
         self._tries.count(error)
         with Deadline(self._failover.timeout_s, self.waited, since=self._started):
+            # Before the next server is chosen: a dead server is evicted now, and its other calls leave it too.
             await self._failover.check_health(self.member)
             self._avoid.add(self.member)
+            # Another server needs no pause: only the one that refused may be overloaded.
             if not self._members.other_serving(self._avoid):
                 await self._tries.back_off(error)
         self.member = None
+        # The first server may still run the call under its former id.
         self.request = replace(self.request, request_id=uuid4().hex)
 
     def waited(self) -> str:
@@ -185,6 +194,7 @@ class PoolStream(AsyncIterator[GenerationChunk]):
                 return await self._next()
             except ServerUnavailable as error:
                 await self.aclose()
+                # What the caller has got cannot be taken back, and another server would sample another continuation.
                 if self._started:
                     raise
                 await self._attempt.failed(error)

@@ -1,7 +1,7 @@
 """The members of a pool: the servers that serve, the server that each episode uses, and how often a call is made again.
 
 Invariant: only a `SERVING` server gets calls, and a server is `SERVING` only with the pool's version of the weights. A
-control call that may be made twice is made again at its own server, as often as a model call, where that one still answers.
+repeatable control call is retried at the same server while that server answers, as often as a model call.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Literal, Protocol, TypeVar
 
 import anyio
 
-from agentrl.concurrency import Deadline
 from agentrl.errors import ServerError, ServerUnavailable
 from agentrl.inference.backend import Context, GenerateRequest, Generation, GenerationChunk, WeightSource
 from agentrl.inference.sglang.named_adapters import AdapterReceiver
 from agentrl.inference.sglang.server import Receiver
+from agentrl.support.concurrency import Deadline
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.types import ExpectedWeights, Publication, WeightChannel
 
@@ -54,7 +54,7 @@ class Server(Protocol):
 
     @property
     def checksum_kind(self) -> str:
-        """`agentrl`: `checksums` are those of a `Publication`. Anything else: comparable with the same kind only."""
+        """`agentrl`: `checksums` compare with a `Publication`. Any other kind compares only with itself."""
         ...
 
     @property
@@ -98,7 +98,7 @@ class Server(Protocol):
         ...
 
     async def end_session(self, episode_id: str) -> None:
-        """Let it evict what it cached for an episode."""
+        """End the session of an episode, whose cache the server may then evict."""
         ...
 
     async def check(self) -> int:
@@ -172,7 +172,7 @@ class Member:
     reason: str = "not connected yet"
     """The reason for not serving; `why` adds the launcher's note."""
     note: str = ""
-    """The launcher's note about it, such as that it starts the server no more."""
+    """The launcher's note on this server, such as "no restart is left"."""
     sessions: int = 0
     """Episodes that use it."""
     waits: set[Deadline] = field(default_factory=set[Deadline])
@@ -182,7 +182,7 @@ class Member:
     control: anyio.Lock = field(default_factory=anyio.Lock)
     """Held by the task that pauses, loads and resumes it: a weight update, or its own catching up."""
     control_wait: anyio.CancelScope | None = None
-    """The scope of what a weight update does with it now; ended when the server dies or gives no answer."""
+    """Scope of the running control call of a weight update; cancelled when the server dies or gives no answer."""
     catch_up: anyio.CancelScope | None = None
     """The scope of its catching up; a weight update cancels it and takes over."""
     group: str = ""
@@ -271,6 +271,7 @@ class Members:
             self.release(episode_id)
             self._sessions[episode_id] = home
             home.sessions += 1
+            # Episodes whose end nobody reports must not fill the memory.
             if len(self._sessions) > self._max_sessions:
                 self.release(next(iter(self._sessions)))
         self._sessions.move_to_end(episode_id)
@@ -282,6 +283,7 @@ class Members:
         if context is None or context.size < _WORTH_SHARING:
             return least
         digest = context.digest()
+        # Popped and put back, so that the oldest context of the dictionary is the one that was used longest ago.
         holder = self._openings.pop(digest, least)
         busier = max(holder.in_flight - least.in_flight, holder.sessions - least.sessions) >= _BUSIER
         if busier or holder not in choices:
@@ -299,7 +301,7 @@ class Members:
             self.end_session(episode_id, home)
 
     def end_session(self, episode_id: str, member: Member) -> None:
-        """Have a server told that it need not keep what it cached for an episode."""
+        """Queue the end of an episode for its server, which may then evict the episode's cache."""
         self.ended.append((episode_id, member))
         self.has_ended.set()
 
@@ -311,6 +313,8 @@ class Members:
         """
         coming = any(member.state in (State.BEHIND, State.STARTING, State.WAITING) for member in self.all)
         kept = any(member.kept for member in self.all)
+        # A launcher reports a restart a moment after the connections broke; until then a server that it keeps looks
+        # dead.
         with anyio.move_on_after(math.inf if coming else NOTICE_S if kept else 0):
             await self._changed.wait()
             return
@@ -348,14 +352,17 @@ class Members:
 
         A server that starts again does not become dead, and one that was taken out becomes nothing but `STARTING`.
         """
+        # The launcher knows more than a failed connection: this server is on its way back.
         if state is State.DEAD and member.state is State.STARTING and member.ended:
             return
+        # A server with wrong log-probs answers health checks well; only a new process makes it trustworthy again.
         if member.state is State.WRONG and state is not State.STARTING:
             return
         changed = member.state is not state
         member.state, member.reason, member.channel = state, reason, None
         for wait in member.waits:
             wait.call_off()
+        # Otherwise the update of all servers would wait for this one until its deadline.
         if self.unreachable(member) and member.control_wait is not None:
             member.control_wait.cancel()
         if changed:
@@ -396,9 +403,9 @@ class Tries:
 
 
 async def ask_member(member: Member, call: Callable[[], Awaitable[_Answer]], *, retries: int) -> _Answer:
-    """Return the answer of a control call to one server, which may be made twice.
+    """Return the answer of a repeatable control call to one server.
 
-    It is made again where the connection closed, as one that was kept too long does, or where the server is overloaded.
+    A closed connection, such as one that was idle for too long, and an overloaded server lead to another try.
     """
     tries = Tries(retries, "control call")
     while True:
@@ -409,6 +416,8 @@ async def ask_member(member: Member, call: Callable[[], Awaitable[_Answer]], *, 
                 raise
             tries.count(error)
             try:
+                # A connection that broke does not say whether the server died: only one that still answers is asked
+                # again.
                 await member.server.check()
             except ServerError:
                 raise error from None

@@ -17,7 +17,6 @@ from typing import TypeVar
 
 import anyio
 
-from agentrl.concurrency import Deadline, task_group
 from agentrl.errors import (
     ServerError,
     ServerTimeout,
@@ -33,6 +32,7 @@ from agentrl.inference.pool.failover import Failover
 from agentrl.inference.pool.members import FROZEN_CHECKS, PAUSES, Member, Members, Server, State
 from agentrl.inference.pool.transfer import leave_all
 from agentrl.inference.pool.update import CLEANUP_S, Updater
+from agentrl.support.concurrency import Deadline, task_group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +116,13 @@ class ServerPool:
         )
         self._failover = Failover(self._members, config, check_health=self._check_health, evict=self._evict)
         self.generate = self._failover.generate
-        """Return the completion of a request; errors and cancellation are those of `Failover.generate`."""
+        """Return the completion of a request; raises as `Failover.generate`."""
         self.stream = self._failover.stream
-        """Yield the completion of a request as it is sampled; errors and cancellation are those of `Failover.stream`."""
+        """Yield the completion of a request as it is sampled; raises as `Failover.stream`."""
         self.give_up = self._failover.give_up
         """Have a call end early with the tokens it has, as `GivesUp.give_up` does."""
         self.update_weights = self._updater.update
-        """Change the weights of every server; errors and cancellation are those of `Updater.update`."""
+        """Change the weights of every server; raises as `Updater.update`."""
         self.release = self._members.release
         """Forget which server an episode used, and end its session there; call it when the episode has ended."""
         self._stack = AsyncExitStack()
@@ -137,6 +137,7 @@ class ServerPool:
             await self._connect()
             tasks = await self._stack.enter_async_context(task_group())
             tasks.start_soon(self._stop_when_failed)
+            # A task of its own, because `release` is called where nothing may wait.
             tasks.start_soon(end_sessions, self._members)
             for member in self._members.all:
                 tasks.start_soon(self._watch, member)
@@ -149,6 +150,8 @@ class ServerPool:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
             await self._stack.__aexit__(kind, error, None)
+            # The user's block fails by the cancellation that the lost server caused; the cause is what the user must
+            # read.
             if error is not None and self._fatal is not None:
                 raise self._fatal
         except Exception:
@@ -240,6 +243,7 @@ class ServerPool:
         if not answering or (missing and self._config.on_server_failure == "stop"):
             raise ServerUnavailable(f"cannot start without inference servers: {self._members.reasons()}")
         self._context = self.max_context_tokens
+        # Servers that others run keep the version of the run before, and one of them may have missed its last update.
         self._members.version = self._members.target = max(member.server.version for member in answering)
         for member in answering:
             if member.server.version != self._members.version:
@@ -257,6 +261,7 @@ class ServerPool:
     async def _close(self) -> None:
         with anyio.CancelScope(shield=True):  # closes sockets; servers that run on get CLEANUP_S to leave their groups
             await self._stack.aclose()
+            # Servers that others run outlive this pool, and would keep a place in a group that nobody opens again.
             if self._config.urls:
                 await leave_all(self._members.all, timeout_s=CLEANUP_S)
             for member in self._members.all:
@@ -299,6 +304,7 @@ class ServerPool:
             try:
                 version = await self._answer(member, member.server.check)
             except ServerTimeout as error:
+                # Tokens came while the check waited: the server is busy, and does not use up its patience.
                 if member.heard_at >= began:
                     continue
                 patience -= 1
@@ -310,6 +316,7 @@ class ServerPool:
                     return
                 self._evict(member, State.DEAD, str(error))
             else:
+                # A version that changed during the check, or an update that runs, makes the comparison meaningless.
                 if version != expected == self._members.version and not self._updater.running:
                     self._evict(member, State.BEHIND, f"has version {version}, not {expected}; was it restarted?")
                 return
@@ -317,7 +324,7 @@ class ServerPool:
     async def _answer(self, member: Member, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """Return the answer to a health check; a server that gives none `FROZEN_CHECKS` times in a row is frozen.
 
-        What counts is when the checks began: a single one ends as late as this process pleases, if it was stopped meanwhile.
+        The start of a check counts: where this process was stopped meanwhile, a single check may end at any later time.
         """
         began, interval_s = anyio.current_time(), self._config.health_interval_s
         try:
@@ -340,9 +347,11 @@ class ServerPool:
     async def _bring_back(self, member: Member) -> None:
         try:
             await self._answer(member, member.server.connect)
+            # It answers: the next silence is a new one, for which its launcher waits again.
             if member.frozen.is_set():
                 member.frozen = anyio.Event()
             limit = member.server.max_context_tokens
+            # Calls were accepted by the limit that held at the start; a smaller server would fail them.
             if limit is not None and limit < (self._context or 0):
                 raise WeightSyncError(f"{member.url}: grants a context of {limit} tokens; the pool promised {self._context}")
             if member.state in (State.DEAD, State.STARTING):

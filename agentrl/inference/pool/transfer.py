@@ -1,4 +1,4 @@
-"""The ways of a version into servers: from the files of a publication, or straight from the trainer's memory.
+"""How a version reaches the servers: from the files of a publication, or straight from the trainer's memory.
 
 Invariant: `load` is called for paused servers only; afterwards they hold the `expected` weights, or it raises. However the
 block of `open_transfer` is left, unfinished groups are closed, so the trainer may step and no server waits for it.
@@ -15,10 +15,10 @@ from typing import Final, NamedTuple, TypeAlias
 import anyio.lowlevel
 import anyio.to_thread
 
-from agentrl.concurrency import task_group
 from agentrl.errors import ServerError, WeightSyncError
 from agentrl.inference.backend import WeightSource
 from agentrl.inference.pool.members import Member
+from agentrl.support.concurrency import task_group
 from agentrl.weights.peft_files import ADAPTER_WEIGHTS_FILE
 from agentrl.weights.tensors import WEIGHTS_FILE, equal_as_bfloat16, held_checksums
 from agentrl.weights.types import ExpectedWeights, Publication, Sending, WeightFeed
@@ -28,14 +28,14 @@ Each: TypeAlias = Callable[[Callable[[Member], Awaitable[None]]], Awaitable[Sequ
 
 
 _NARROW: Final = frozenset({"bfloat16", "float16"})
-"""Types that have not all values of the weights in files."""
+"""Types that cannot hold every value of the weights in files."""
 
 
 class HeldDigests(NamedTuple):
-    """What servers of one type hold after a transfer."""
+    """Digests that a server of one type must report after a transfer."""
 
     kind: str
-    """`agentrl`, or with the type after it where that is not the type of the file."""
+    """`agentrl`, followed by the type where it differs from the type of the file."""
     tensors: Mapping[str, str]
     """Digest of each tensor, by its name."""
 
@@ -62,7 +62,7 @@ class WeightTransfer:
         raise NotImplementedError
 
     async def digests(self, member: Member) -> Mapping[str, str]:
-        """Return the digests of what one server has taken."""
+        """Return the digests of the weights that one server has loaded."""
         return await member.server.checksums()
 
     async def wanted(self, member: Member) -> HeldDigests:
@@ -71,7 +71,7 @@ class WeightTransfer:
         return HeldDigests("agentrl", self.expected.tensor_checksums)
 
     async def serve(self, member: Member) -> None:
-        """Have one server, whose digests are right, use what it has taken, where loading alone does not."""
+        """Have one server use the loaded weights, after their digests were found right; most servers use them at once."""
 
     async def complete(self, members: Sequence[Member]) -> None:
         """End for these servers, which have loaded, and give up the rest."""
@@ -103,10 +103,12 @@ class _DiskTransfer(WeightTransfer):
 
     async def wanted(self, member: Member) -> HeldDigests:
         held = member.server.dtype
+        # Only a server that rounds the weights reports digests that differ from those of the file.
         if held not in _NARROW or member.server.checksum_kind != "agentrl":
             return await super().wanted(member)
         if held not in self._rounded:
             path = Path(self._publication.path) / self.file
+            # A thread, because it reads and hashes the whole model; once per type, for all servers that hold it.
             digests = await anyio.to_thread.run_sync(held_checksums, path, held, abandon_on_cancel=True)
             same = digests == self._publication.tensor_checksums
             self._rounded[held] = HeldDigests("agentrl" if same else f"agentrl {held}", digests)
@@ -172,12 +174,14 @@ class _BroadcastTransfer(WeightTransfer):
 
     def forget_closed_groups(self) -> None:
         for member, group in self._groups.items():
+            # The trainer closed its end, so the server must join a new group before the next version.
             if group not in self._open and member.group == group:
                 member.channel = None
 
 
 async def _join_all(feed: WeightFeed, chosen: Sequence[Member], each: Each) -> Sequence[Member]:
     """Return the servers that are in a group with the trainer, after those that were in none have joined one."""
+    # A restarted trainer has a new channel, and a restarted server none: both need a new group.
     new = [member for member in chosen if member.channel is not feed.channel]
     if not new:
         return chosen
@@ -220,7 +224,7 @@ async def _leave_group(member: Member, group: str) -> None:
 
 
 async def check_changed(member: Member, expected: ExpectedWeights, held: Mapping[str, str]) -> None:
-    """Refuse a server whose digests, which the trainer cannot compute, are still those of its former version.
+    """Refuse a server that still reports the digests of its former version, where the trainer cannot compute digests itself.
 
     Cancellation: a comparison of files continues in its thread, and its result is dropped.
     """
@@ -229,6 +233,7 @@ async def check_changed(member: Member, expected: ExpectedWeights, held: Mapping
     former, digests = member.held
     if digests != held or former.version == expected.version or former.tensor_checksums == expected.tensor_checksums:
         return
+    # Steps smaller than the rounding of bfloat16 leave a server's digests as they were, and rightly so.
     if former.directory is not None and expected.directory is not None:
         paths = Path(former.directory), Path(expected.directory)
         with suppress(WeightSyncError):  # files that are gone prove nothing

@@ -19,7 +19,6 @@ from typing import Literal, NamedTuple
 import anyio
 import numpy as np
 
-from agentrl.concurrency import task_group
 from agentrl.errors import ServerError, ServerUnavailable, WeightSyncError
 from agentrl.inference.backend import Probe, UpdateReport, WeightSource
 from agentrl.inference.pool.members import Member, Members, PauseMode, State, ask_member
@@ -32,6 +31,7 @@ from agentrl.inference.pool.transfer import (
     labelled_digest,
     open_transfer,
 )
+from agentrl.support.concurrency import task_group
 
 logger = logging.getLogger(__name__)
 CLEANUP_S = 3.0
@@ -82,6 +82,7 @@ class WeightSwap:
             await transfer.complete(await each(partial(self._load, transfer)))
             await each(partial(self._check, transfer))
             compare(transfer.expected, self.digests, self.wanted, known)
+            # Before any server continues: from its first token on, the pool must know the version that it samples with.
             commit()
             await each(partial(self._resume, transfer))
             return SwapReport(
@@ -174,6 +175,7 @@ class Update:
         try:
             swap = await self._swap.run(chosen, self._each, self._commit, again=False)
         finally:
+            # Before servers continue: one whose weights are not known must not get a call.
             self._settle()
             await resume_paused(chosen)
         difference = None if probe is None else await self._probe(probe)
@@ -205,14 +207,17 @@ class Update:
     def _settle(self) -> None:
         """After an error or a cancellation, leave only servers that surely hold the same weights."""
         members = self._members
+        # The swap was committed, so every server that is left has the new weights, whatever failed afterwards.
         if members.source is self._source:
             return
+        # Digests of agentrl's kind prove a server's weights by themselves; others only compare servers with each other.
         proved = {
             member
             for member in self._swap.digests
             if member.server.checksum_kind == "agentrl" and not members.unreachable(member)
         }
         if proved:
+            # Forward, not back: the former weights of these servers are overwritten.
             self._left = [member for member in self._left if member in proved]
             self._commit()
         for member in self._swap.touched - proved:
@@ -246,6 +251,8 @@ class Update:
                 raise ServerUnavailable(f"{member.url}: evicted during the update: {member.reason}", url=member.url)
         except (ServerError, WeightSyncError) as error:
             self._failures[member] = error
+            # A server that answered, if only with an error, is alive and gets its weights later; another must first
+            # show life.
             answered = isinstance(error, WeightSyncError) or error.status is not None or error.url is None
             self._members.evict(member, State.BEHIND if answered else State.DEAD, str(error))
         finally:
@@ -317,6 +324,7 @@ class Updater:
                     lost = all(members.unreachable(member) for member in members.all)
                     if self._on_failure == "stop" or not lost or not (members.may_return() or await members.any_starting()):
                         raise
+                    # The patience runs from the first loss; an update that is tried again does not extend it.
                     failure, until = error, until or anyio.current_time() + self._patience_s
                 else:
                     break
@@ -352,10 +360,12 @@ class Updater:
             return await Update(members, source, self._mode, self._on_failure, chosen, retries=self._retries).run(probe)
         finally:
             self.running = False
+            # The new version after a success, the former one after an error: tokens of a failed version are refused.
             members.target = members.version
             for member in chosen:
                 member.control.release()
             for member in members.all:
+                # While an update runs, nobody brings a server back; those that came meanwhile get their turn now.
                 if member.state is not State.SERVING:
                     member.wake.set()
 
@@ -363,11 +373,13 @@ class Updater:
         held: list[Member] = []
         try:
             for member in chosen:
+                # The update gives this server newer weights than its own catching up would.
                 if member.catch_up is not None:
                     member.catch_up.cancel()
                 await member.control.acquire()
                 held.append(member)
         except BaseException:
+            # The caller releases the locks of `chosen`: exactly those that this task holds.
             chosen[:] = held
             raise
 
@@ -383,11 +395,13 @@ class Updater:
                 with anyio.CancelScope() as member.catch_up:
                     await self._bring_up(member, target)
                 cancelled, member.catch_up = member.catch_up.cancelled_caught, None
+                # Weights that were published during the load make the server late again; the loop then gives it those.
                 if not cancelled and not self.running and members.source is target:
                     members.admit(member)
 
     async def _bring_up(self, member: Member, target: WeightSource | None) -> None:
         members = self._members
+        # Before the first update there are no weights to give, so the server can only be compared.
         if target is None:
             version = await member.server.check()
             if version != members.version:

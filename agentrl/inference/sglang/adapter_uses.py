@@ -25,7 +25,7 @@ class NamedAdapter(NamedTuple):
     """Version of the weights below it, which the server reports for every token."""
 
     def labelled(self, reply: GenerateReply, url: str) -> GenerateReply:
-        """Return `reply` with the version of the adapter in place of that of the weights below it."""
+        """Return `reply` with the version of the adapter; the server reports the version of the base weights."""
         if others := {span.version for span in reply.spans} - {self.base}:
             raise ServerUnavailable(
                 f"{url}: answered with weights of version {min(others)} below the adapter {self.name}, which was loaded on "
@@ -58,14 +58,12 @@ class AdapterUses:
         return self._pieces.keys()
 
     def begin(self) -> NamedAdapter | None:
-        """Return the adapter of a piece that is sent now; `end` must follow."""
+        """Return the adapter of a piece that is sent now; `end` must follow where there is one."""
         if self.served is not None:
             self._pieces[self.served.name] += 1
         return self.served
 
-    def end(self, adapter: NamedAdapter | None) -> None:
-        if adapter is None:
-            return
+    def end(self, adapter: NamedAdapter) -> None:
         self._pieces[adapter.name] -= 1
         if not self._pieces[adapter.name]:
             del self._pieces[adapter.name]

@@ -21,12 +21,12 @@ import anyio
 import numpy as np
 import orjson
 
-from agentrl.concurrency import Deadline
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable
 from agentrl.inference.backend import GenerateRequest, Generation, GenerationChunk
 from agentrl.inference.sglang.adapter_uses import AdapterUses, NamedAdapter
 from agentrl.inference.sglang.transport import Transport
 from agentrl.inference.sglang.wire import GenerateReply, check_request, generate_body, parse_event, parse_reply
+from agentrl.support.concurrency import Deadline
 from agentrl.types import Float32Array, Int32Array, StopReason, VersionSpan
 
 _MAX_SERVER_ABORTS = 8
@@ -234,8 +234,8 @@ class ServerCalls:
         self.cache_salt = ""
         """Keeps requests apart from cached prefixes of earlier weights; empty where the cache was flushed."""
         self.sessions = Sessions()
-        self.adapters = AdapterUses()
-        """The adapter that pieces name, and those that are in flight."""
+        self.adapters: AdapterUses | None = None
+        """Adapters that pieces name and that are in flight; None before the first."""
 
     @property
     def in_flight(self) -> int:
@@ -331,7 +331,7 @@ class ServerCalls:
         """Wait for the gate, then return the body of the next piece; `land` must follow."""
         while self._gate is not None:
             await self._gate.wait()
-        call.adapter, call.moved = self.adapters.begin(), False
+        call.adapter, call.moved = None if self.adapters is None else self.adapters.begin(), False
         name = "" if call.adapter is None else call.adapter.name
         session = self.sessions.of(call.assembly.request.episode_id)
         call.rid, body = call.assembly.body(stream=stream, cache_salt=self.cache_salt, adapter=name, session=session)
@@ -343,7 +343,8 @@ class ServerCalls:
         if call not in self._sent:
             return
         self._sent.discard(call)
-        self.adapters.end(call.adapter)
+        if self.adapters is not None and call.adapter is not None:
+            self.adapters.end(call.adapter)
 
     def take(self, call: ServerCall, reply: bytes, *, streamed: bool) -> None:
         """Check the reply to a piece and add it to its call."""

@@ -17,19 +17,19 @@ from typing import Protocol
 import msgspec
 import orjson
 
-from agentrl.concurrency import Deadline
 from agentrl.errors import ConfigError, WeightSyncError
-from agentrl.inference.sglang.adapter_uses import NamedAdapter
+from agentrl.inference.sglang.adapter_uses import AdapterUses, NamedAdapter
 from agentrl.inference.sglang.calls import ServerCalls
 from agentrl.inference.sglang.transport import Control
 from agentrl.inference.sglang.wire import AdapterModels, ModelInfo, ServerInfo, decode, parse_version
+from agentrl.support.concurrency import Deadline
 from agentrl.weights.types import Publication
 
 _OURS = "agentrl-v"
 
 
 class AdapterReceiver(Protocol):
-    """The part of a server that takes adapters, as the pool uses it."""
+    """The adapter calls of a server, as the pool makes them."""
 
     async def load(self, publication: Publication) -> None:
         """Have the server read a published adapter; calls do not name it yet."""
@@ -77,7 +77,8 @@ class AdapterCalls:
         self, control: Control, info: Callable[[], ServerInfo], calls: ServerCalls, *, max_lag: int | None = None
     ) -> None:
         """Serve adapters; calls end with one that is at most `max_lag` versions behind the newest, None: with any."""
-        self._control, self._info, self._calls, self._uses = control, info, calls, calls.adapters
+        self._control, self._info, self._calls = control, info, calls
+        self._uses = calls.adapters = AdapterUses()
         self._max_lag = max_lag
 
     async def load(self, publication: Publication) -> None:
@@ -171,6 +172,6 @@ class _AdapterDigests(msgspec.Struct):
 
 
 def _version_in(name: str) -> tuple[int, str]:
-    """Return a key that sorts agentrl's names by their version, those of others first."""
+    """Return a key that sorts agentrl's adapters by version, behind the adapters of other programs."""
     number = name.removeprefix(_OURS).partition("-")[0]
     return (int(number) if name.startswith(_OURS) and number.isdecimal() else -1, name)

@@ -21,7 +21,6 @@ from uuid import uuid4
 import numpy as np
 import orjson
 
-from agentrl.concurrency import Deadline
 from agentrl.errors import ConfigError, InvariantError, ReplyError, ServerError, WeightSyncError
 from agentrl.inference.sglang.calls import ServerCalls
 from agentrl.inference.sglang.named_adapters import AdapterCalls, AdapterReceiver
@@ -38,6 +37,7 @@ from agentrl.inference.sglang.wire import (
     parse_version,
     score_body,
 )
+from agentrl.support.concurrency import Deadline
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.types import Bucket, GroupAddress, GroupRequest, Manifest, Publication
 
@@ -172,7 +172,7 @@ class SGLangServer:
         control_timeout_s: float = 60.0,
         max_adapter_lag: int | None = None,
     ) -> None:
-        """Remember where the server is; `connect` talks to it first. The deadlines are those of one call.
+        """Remember the server's address; `connect` makes the first request. Each deadline bounds one call.
 
         `max_adapter_lag`: versions that the LoRA adapter of a running call may be behind the newest; None: any number.
         """
@@ -180,15 +180,14 @@ class SGLangServer:
         self._control = Control(self._transport, timeout_s=control_timeout_s)
         self._calls = ServerCalls(self._transport, vocab_size=vocab_size, timeout_s=request_timeout_s)
         self.generate = self._calls.generate
-        """Return the completion of a request; errors and cancellation are those of `ServerCalls.generate`."""
+        """Return the completion of a request; raises as `ServerCalls.generate`."""
         self.stream = self._calls.stream
-        """Yield the completion of a request as it is sampled; errors and cancellation are those of `ServerCalls.stream`."""
+        """Yield the completion of a request as it is sampled; raises as `ServerCalls.stream`."""
         self._info: ServerInfo | None = None
         self.groups: Receiver = GroupCalls(self._control, lambda: self.info, flush=self._flush, has=self._has)
         """Its part in taking weights from the trainer's memory."""
-        self._adapters = AdapterCalls(self._control, lambda: self.info, self._calls, max_lag=max_adapter_lag)
-        self.adapters: AdapterReceiver = self._adapters
-        """Its part in taking LoRA adapters."""
+        self._adapters: AdapterCalls | None = None
+        self._max_adapter_lag = max_adapter_lag
         self._version = 0
         self._paused = False
         self._mode: Literal["retract", "in_place"] = "retract"
@@ -218,6 +217,13 @@ class SGLangServer:
     @property
     def in_flight(self) -> int:
         return self._calls.in_flight
+
+    @property
+    def adapters(self) -> AdapterReceiver:
+        """Its part in taking LoRA adapters, made for the first one."""
+        if self._adapters is None:
+            self._adapters = AdapterCalls(self._control, lambda: self.info, self._calls, max_lag=self._max_adapter_lag)
+        return self._adapters
 
     @property
     def info(self) -> ServerInfo:
@@ -271,7 +277,7 @@ class SGLangServer:
             await self._calls.give_up(request_id)
 
     async def end_session(self, episode_id: str) -> None:
-        """Tell the server that an episode has ended, so that it may evict what it cached for it."""
+        """Tell the server that an episode has ended; the server may then evict the episode's cache."""
         session = self._calls.sessions.of(episode_id)
         if session:
             body = orjson.dumps({"session_id": session})
@@ -281,7 +287,7 @@ class SGLangServer:
         """Return the policy version that calls are computed with, from `/model_info`, which answers during a pause too."""
         body = await self._control.call("GET", "/model_info", None, "a sign of life")
         reported = parse_version(decode(body, ModelInfo, "/model_info", self.url).weight_version, self.url)
-        return await self._adapters.current_version(reported)
+        return reported if self._adapters is None else await self._adapters.current_version(reported)
 
     async def loads(self) -> tuple[Load, ...]:
         """Return how busy the server is, one entry for each of its ranks."""
@@ -350,7 +356,8 @@ class SGLangServer:
 
     async def score(self, token_ids: Int32Array) -> Float32Array:
         """Return the log-probs of `token_ids[1:]`, each given the ids before it, `[L-1] float32`, nats, temperature 1."""
-        adapter = self._calls.adapters.served
-        body = score_body(np.asarray(token_ids, np.int32), "" if adapter is None else adapter.name)
+        adapters = self._calls.adapters
+        name = "" if adapters is None or adapters.served is None else adapters.served.name
+        body = score_body(np.asarray(token_ids, np.int32), name)
         reply = await self._control.call("POST", "/generate", body, f"log-probs of a probe of {len(token_ids)} tokens")
         return parse_scores(reply, token_ids, self.url)

@@ -20,10 +20,10 @@ import msgspec
 import orjson
 from yarl import URL
 
-from agentrl.concurrency import Deadline
 from agentrl.errors import ReplyError, RequestRejected, ServerError, ServerUnavailable, WeightSyncError
-from agentrl.foreign import one_line
 from agentrl.inference.sglang.wire import ControlOutcome, decode
+from agentrl.support.concurrency import Deadline
+from agentrl.support.foreign import one_line
 
 MAX_REPLY_BYTES = 64 * 2**20
 """Longest reply to a control call that is read."""

@@ -1,1 +1,1 @@
-"""Trackers: what a run records, sent on to TensorBoard, Weights & Biases, MLflow, OpenTelemetry or a class of your own."""
+"""Trackers: send the records of a run to TensorBoard, Weights & Biases, MLflow, OpenTelemetry or a class of your own."""

@@ -51,7 +51,7 @@ class SampledEpisode:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives what a run records; derive a class from this one and override what it needs.
+    """Receives the records of a run; a subclass overrides the methods that it needs.
 
     Methods run in a thread, so they may block. The first one that raises is reported, and the run continues without
     the tracker.

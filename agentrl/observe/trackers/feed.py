@@ -91,7 +91,7 @@ class _Lane:
 
 
 class TrackerFeed:
-    """Hands what a run records to its trackers; every method but `close` returns at once."""
+    """Hands the records of a run to its trackers; every method but `close` returns at once."""
 
     def __init__(
         self,

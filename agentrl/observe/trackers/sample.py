@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from agentrl.episode.summary import is_success
-from agentrl.foreign import shortened, visible
 from agentrl.observe.trackers.base import Choice, SampledEpisode
+from agentrl.support.foreign import shortened, visible
 from agentrl.types import Trajectory
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]

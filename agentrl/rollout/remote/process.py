@@ -27,12 +27,13 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from agentrl.client.config import SamplingConfig
-from agentrl.concurrency import task_group
 from agentrl.episode.codec import pack_score, pack_trajectory, pack_turn, unpack_trajectory
-from agentrl.errors import AgentRLError, ConfigError, InvariantError, WorkflowError, boundary
-from agentrl.foreign import shortened
+from agentrl.errors import AgentRLError, ConfigError, InvariantError, WorkflowError
 from agentrl.processes.frames import READ_BYTES, ByteSource, FrameWriter, read_frames, read_in_thread, take_standard_streams
 from agentrl.processes.joining import RankNumbers, join_at
+from agentrl.processes.watchdog.delays import tuned_garbage_collector
+from agentrl.processes.watchdog.loop import watched_loop
+from agentrl.processes.watchdog.signals import run_without_waiting
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import LocalRunner
 from agentrl.rollout.failure import RUN_ENDING, episode_failure
@@ -61,11 +62,11 @@ from agentrl.rollout.remote.frames import (
     read_to_worker,
     unpack_task,
 )
+from agentrl.support.concurrency import task_group
+from agentrl.support.foreign import shortened
+from agentrl.support.user_code import boundary
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, Trajectory, Turn
-from agentrl.watchdog.delays import tuned_garbage_collector
-from agentrl.watchdog.loop import watched_loop
-from agentrl.watchdog.signals import run_without_waiting
 from agentrl.workflow import load_workflow
 
 logger = logging.getLogger(__name__)

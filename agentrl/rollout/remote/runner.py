@@ -20,7 +20,6 @@ import msgspec
 from anyio.abc import TaskStatus
 
 from agentrl.client.config import SamplingConfig
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, LaunchError, RolloutWorkerDied, RunStopped, WorkflowError
 from agentrl.inference.backend import Backend
 from agentrl.processes.base import RESTART_WINDOW_S, RESTARTS, Launcher, ProcessSpec, module_path
@@ -31,6 +30,7 @@ from agentrl.processes.ray import node_hosts, open_ray
 from agentrl.processes.start import launched_links, local_links
 from agentrl.rollout.remote.frames import WorkerSetup
 from agentrl.rollout.remote.worker import LOST_S, TASK_NAME, RemoteWorker
+from agentrl.support.concurrency import task_group
 from agentrl.types import Task, Trajectory, Turn
 
 LEAVE_S = 3.0

@@ -19,7 +19,6 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from agentrl.client.config import SamplingConfig
-from agentrl.concurrency import task_group
 from agentrl.episode.codec import pack_trajectory, packed, unpack_trajectory, unpack_turn, with_score
 from agentrl.errors import AgentRLError, InvariantError, RolloutWorkerDied, WorkflowError
 from agentrl.inference.backend import Backend, GenerateRequest, GivesUp, SamplingParams
@@ -52,6 +51,7 @@ from agentrl.rollout.remote.frames import (
     pack_task,
     read_to_driver,
 )
+from agentrl.support.concurrency import task_group
 from agentrl.types import EpisodeFailure, Task, Trajectory, Turn
 
 logger = logging.getLogger(__name__)

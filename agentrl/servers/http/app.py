@@ -1,9 +1,9 @@
 """The HTTP server: SGLang's native protocol over an `InferenceEngine`, as an aiohttp application.
 
 Invariant: the server answers each accepted call once. With a key set it answers no call without the key; without one it
-answers no call that a web page could have sent. The modules
-`generate`, `control` and `info` define the routes. One conformance suite (tests/conformance) runs against this server and
-against a real SGLang; `servers.embedded.faults` lists the differences and their reasons.
+answers no call that a web page could have sent. The modules `generate`, `control` and `adapter_routes` define the routes.
+One conformance suite (tests/conformance) runs against this server and against a real SGLang; `servers.embedded.faults` lists
+the differences and their reasons.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _turned_away(request: web.Request, refused: Refusal) -> web.Response:
 
 
 def _refused_call(request: web.Request, message: str, status: int) -> web.Response:
-    """Return a refusal in OpenAI's shape, of which Anthropic's is a part where it has one more field."""
+    """Return a refusal in OpenAI's shape; `/v1/messages` adds `type: error`, which makes it Anthropic's, too."""
     marked = {"type": "error"} if request.path.startswith(_ANTHROPIC) else {}
     return error_reply({**marked, **openai_error(message, status=status)}, status=status)
 

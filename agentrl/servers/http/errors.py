@@ -86,11 +86,6 @@ def openai_error(message: str, *, status: int, code: str | None = None) -> dict[
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def openai_refusal(message: str, *, status: int, code: str | None = None) -> web.Response:
-    """Return the response to a call of the OpenAI API that is refused or has failed."""
-    return error_reply(openai_error(message, status=status, code=code), status=status)
-
-
 def error_reply(body: object, *, status: int) -> web.Response:
     """Return an error as a response; one that may go away says when to call again."""
     reply = json_reply(body, status=status)

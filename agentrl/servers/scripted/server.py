@@ -40,7 +40,6 @@ import anyio.lowlevel
 import numpy as np
 import orjson
 
-from agentrl.concurrency import Deadline
 from agentrl.errors import ReplyError, RequestRejected, ServerUnavailable, WeightSyncError
 from agentrl.inference.backend import (
     GenerateRequest,
@@ -68,6 +67,7 @@ from agentrl.servers.scripted.script import (
     ScriptSettings,
     TextEncoder,
 )
+from agentrl.support.concurrency import Deadline
 from agentrl.types import Float32Array, Int32Array
 from agentrl.weights.types import GroupAddress, GroupRequest, Manifest, Publication, scripted_checksums, scripted_logprobs
 

@@ -38,7 +38,7 @@ USUAL: tuple[Roles, ...] = (
 )
 """The sequences of roles with which every template is probed."""
 MEMORY_BYTES = 2**30
-"""Memory that the renderings may take, on top of what the process has."""
+"""Memory that the renderings may add to the process."""
 CPU_SECONDS = 10
 """Processor time of all renderings together; a usual template takes a few milliseconds."""
 _WALL_SECONDS = 120.0
@@ -184,7 +184,7 @@ class TemplateProber:
     """Probes a template; immutable except for a bounded memory of probed roles."""
 
     def __init__(self, template: GuardedTemplate, *, style: CallStyle, ends: Sequence[str], controls: Sequence[str]) -> None:
-        """Probe the template; `ends` are the texts of the end-of-sequence tokens, `controls` those of all control tokens."""
+        """Probe the template; `ends` are the texts of end-of-sequence tokens, `controls` the texts of all control tokens."""
         self._template = template
         self._probe = ProbeMessages(style)
         self.mark: str = self._probe.text

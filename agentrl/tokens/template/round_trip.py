@@ -79,7 +79,7 @@ class FoundFormat(NamedTuple):
 def answer_text(
     template: GuardedTemplate, message: PlainMessage, tools: ToolSchemas | None, ends: Sequence[str]
 ) -> Rendered:
-    """Return what a model would sample for an assistant message, up to its end-of-turn text, one of `ends`.
+    """Return the text that a model samples for an assistant message, up to its end-of-turn text, one of `ends`.
 
     Raises:
         TokenError: the template refuses the message, or does not write it after its own generation prompt.

@@ -363,7 +363,7 @@ class WordEncoder:
         self._ids_of = _PieceIds(tokenizer.model).__getitem__
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of text; a lone surrogate raises what it raises in the tokenizer."""
+        """Return the ids of text; a lone surrogate raises the tokenizer's own error."""
         if text.isascii():
             return list(chain.from_iterable(map(self._ids_of, self._pieces(text))))
         ids: list[int] = []

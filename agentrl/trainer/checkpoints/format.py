@@ -38,7 +38,7 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The counters that training continues from."""
 
     policy_version: int
-    """Version of the weights: the one of their publication, or that of the last batch plus one."""
+    """Version of the weights: their publication's, or one more than the version of the last batch."""
     steps: int
     """Batches consumed."""
     optimizer_steps: int

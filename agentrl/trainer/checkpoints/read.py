@@ -1,4 +1,4 @@
-"""Find and check checkpoints, those of format version 1 too; no torch, no pickle.
+"""Find and check checkpoints, also of format version 1; no torch, no pickle.
 
 Invariant: the digests of a returned checkpoint are correct. A damaged newest checkpoint is skipped with a warning; training
 never restarts from the beginning silently.

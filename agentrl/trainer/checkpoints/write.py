@@ -71,7 +71,7 @@ class StagedParts:
     optimizer: Mapping[str, TensorPart]
     """By name; random states are among them."""
     adapter: Mapping[str, bytes] | None = None
-    """Where `weights` are those of an adapter, by PEFT's names: the files that describe it. Rank 0 has all of them."""
+    """Settings files of an adapter, where `weights` holds its matrices by PEFT's names. Rank 0 has all of them."""
 
 
 def stage_weights(model: PolicyModel) -> dict[str, TensorPart]:
@@ -243,7 +243,7 @@ def _complete(ranks: Ranks, job: CheckpointJob, folder: Path, reports: list[Rank
 
 
 def _agreed(ranks: Ranks, action: Callable[[], Result]) -> Result:
-    """Return the result of `action`, which every rank runs; an error of one rank is that of all."""
+    """Run `action` on every rank and return its result; if it fails on one rank, it fails on all."""
 
     def checked() -> Result:
         try:
@@ -269,7 +269,7 @@ def _weights_index(weights: Mapping[str, TensorRecord], files: Mapping[str, File
 
 
 class BackgroundWriter:
-    """The thread of one rank that writes checkpoints, together with those of the other ranks."""
+    """The thread in which a rank writes its part of a checkpoint, in step with the other ranks."""
 
     def __init__(self, ranks: Ranks) -> None:
         """Start with nothing to write; every rank must make a writer at the same time."""

@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 class Ranks:
-    """A trainer of one process: every exchange returns what it was given."""
+    """A trainer of one process: every exchange returns its own argument."""
 
     rank = 0
     world = 1

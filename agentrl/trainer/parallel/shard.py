@@ -43,7 +43,7 @@ def as_forward(module: nn.Module, name: str, method: Method) -> Method:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole of a tensor of which each rank holds a part; a collective for those, nothing for others."""
+    """Return a sharded tensor whole, by a collective; return any other tensor as it is."""
     if not isinstance(tensor, DTensor):
         return tensor
     placements = list(tensor.placements)

@@ -146,7 +146,7 @@ def ulysses_attention(
     scaling: float | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Return causal attention over whole sequences, of which each rank of `sequence_group` holds a part.
+    """Return causal attention over whole sequences; each rank of `sequence_group` holds a part of them.
 
     Args:
         module: unused; transformers passes it.

@@ -65,13 +65,14 @@ class TrainerChannel:
 
     async def hold(self, version: int, *, dtype: str | None) -> None:
         """Take the present weights as `version`; the next `sending` or `holding` of it uses these, or is refused."""
+        # If the request fails, the version before must not pass for the new one.
         self._held = None
         async with self.holding(version, dtype=dtype, what=f"holding version {version}"):
             self._held = version, dtype
 
     @asynccontextmanager
     async def stepping(self) -> AsyncGenerator[None]:
-        """Wait until weights of which there is no snapshot have been sent, and refuse to send such while the block runs."""
+        """Wait until weights without a snapshot have been sent, and refuse to send such weights while the block runs."""
         async with self._weights:
             self._stepping = True
             try:
@@ -94,8 +95,9 @@ class TrainerChannel:
     ) -> AsyncGenerator[None]:
         """Hold the weights as `version` for the length of the block, or, in a snapshot, until the next call.
 
-        What `hold` took as that version is used; without a snapshot it must still be what the trainer has. With `again`, the
-        present weights must have been held as `version` before. With `shield`, a cancelled caller waits for the reply.
+        The weights that `hold` took as that version are used; without a snapshot the trainer must not have changed them
+        since. With `again`, the present weights must have been held as `version` before. With `shield`, a cancelled caller
+        waits for the reply.
 
         Raises:
             UpdatePending: `again` is set or `hold` was called, and the trainer is in a step or has stepped since.
@@ -105,6 +107,7 @@ class TrainerChannel:
             again = True
             if self._snapshot:
                 yield
+                # A snapshot stays as it is while the trainer steps, so this block needs neither a request nor the lock.
                 if dtype is None:  # written once; what is sent may be sent again, such as when every server failed
                     self._held = None
                 return
@@ -120,6 +123,7 @@ class TrainerChannel:
             exchange = _shielded_exchange if shield else _exchange
             held = await exchange(self._call, request, WeightsHeld, what)
             self._log_choice(held)
+            # The copy is made: steps may change the weights from here on, while the copy is sent.
             if held.snapshot:
                 await stack.aclose()
             yield
@@ -132,6 +136,7 @@ class TrainerChannel:
 
         Cancellation: unfinished groups are closed; the trainer stays usable.
         """
+        # The worker still has the snapshot of this version, whatever the trainer has done since.
         if again and self._snapshot:
             async with self._begun(version, groups) as sending:
                 yield sending

@@ -16,12 +16,12 @@ from typing import Self
 import anyio
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, InvariantError, TrainerDied, TrainError, error_named
 from agentrl.processes.base import Launcher, LocalLauncher
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.link import STREAM_ENDS, Link, LinkEnd
 from agentrl.processes.machine import is_loopback
+from agentrl.support.concurrency import task_group
 from agentrl.trainer.base import SaveReport, StepReport, TrainBatch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker import protocol
@@ -78,6 +78,7 @@ class _Exchanges:
         """
         self._waiting[request.number] = request
         try:
+            # Registered before it is sent: the reply may come before this task runs again.
             await self._send(request.body)
             await request.ended.wait()
         finally:
@@ -92,10 +93,12 @@ class _Exchanges:
             while True:
                 number, reply = protocol.decode_reply(await self._link.receive())
                 waiting = self._waiting.get(number)
+                # A worker that dies answers every request with them, since it answers none of them any more.
                 last_words = isinstance(reply, protocol.Failed) and reply.kind == TrainerDied.__name__
                 for request in self._waiting.values() if last_words else [waiting] if waiting is not None else []:
                     request.reply = reply
                     request.ended.set()
+        # The reader ends without an error of its own: whoever waits for a reply raises it, with the name of the call.
         except (*STREAM_ENDS, InvariantError) as error:
             self._fail(error)
 
@@ -108,6 +111,7 @@ class _Exchanges:
                 await self._link.send(body)
                 sent = True
             finally:
+                # A frame that was cut short makes all later bytes of the link unreadable.
                 if not sent:
                     self._fail(anyio.BrokenResourceError())
 
@@ -247,6 +251,7 @@ class RemoteTrainer:
 
     async def _call(self, request: protocol.WorkerRequest, expected: type[AnyReply], what: str) -> AnyReply:
         numbered = self._exchanges.numbered(request)
+        # A sending goes on beside a training step, so it does not wait for the turn of the calls that use the model.
         turn: AbstractAsyncContextManager[object] = nullcontext() if isinstance(request, SendingRequest) else self._turn
         async with turn:
             if self._broken is not None:
@@ -329,6 +334,7 @@ async def launch_trainer(
             await trainer.set_up(setup)
             yield trainer
         finally:
+            # A worker that is busy would not read its dismissal; it is killed as the block ends.
             if trainer.idle:
                 with anyio.CancelScope(shield=True):
                     await ranks.end()

@@ -23,8 +23,6 @@ from agentrl.weights.types import Manifest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl.weights.config import SyncConfig
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HeldWeights:
@@ -38,7 +36,7 @@ class HeldWeights:
     snapshot: bool
     """Whether they stay as they are when the trainer steps."""
     documents: Mapping[str, bytes] | None = None
-    """Of an adapter, whose matrices `tensors` are by PEFT's names: the files that describe it."""
+    """Settings files of an adapter, whose matrices are in `tensors` by PEFT's names; None: whole weights."""
     manifest: Manifest | None = None
     """Of the first sending, for those after it."""
 
@@ -46,15 +44,15 @@ class HeldWeights:
 class OutgoingWeights:
     """The held weights and the groups with servers."""
 
-    def __init__(self, sender: WeightSender, sync: SyncConfig, source: Path) -> None:
-        self._sender, self._sync, self._source = sender, sync, source
+    def __init__(self, sender: WeightSender, source: Path) -> None:
+        self._sender, self._source = sender, source
         self._to_send: HeldWeights | None = None
         self._to_write: HeldWeights | None = None
         self._planning = threading.Lock()
 
     @property
     def must_not_change(self) -> bool:
-        """Whether weights are being sent of which there is no snapshot."""
+        """Whether weights without a snapshot are being sent."""
         held = self._to_send
         return held is not None and not held.snapshot and self._sender.sending
 
@@ -65,7 +63,7 @@ class OutgoingWeights:
             self._to_send = held
 
     def forget(self, dtype: str | None) -> None:
-        """Forget what is held to be sent, or, for None, to be written; its memory is free when no sending uses it."""
+        """Forget the weights to be sent or, for None, to be written; their memory is free once no sending uses them."""
         if dtype is None:
             self._to_write = None
         else:
@@ -101,8 +99,7 @@ class OutgoingWeights:
         with self._planning:
             if held.manifest is None:
                 assert held.dtype is not None
-                bucket_mb = self._sync.bucket_mb
-                held.manifest = plan_sending(held.version, held.tensors, dtype=held.dtype, bucket_mb=bucket_mb)
+                held.manifest = plan_sending(held.version, held.tensors, dtype=held.dtype)
         self._sender.begin(held.manifest, held.tensors, request.groups)
         return protocol.SendingBegun(held.manifest)
 

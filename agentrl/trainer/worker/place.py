@@ -1,4 +1,4 @@
-"""The place of a process among those of its trainer, from its command line or its scheduler, and its way to the others."""
+"""The rank of a trainer process, from its command line or its scheduler, and its connections to the other ranks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ RANK_JOIN_S = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """The place of a process among those of its trainer."""
+    """The rank of a trainer process, and how it meets the others."""
 
     rank: int = 0
     world: int = 1
     store: str = ""
     """File through which the processes find each other; empty for a process that is alone, or that has a `seat`."""
     local: int | None = None
-    """Its number among those of its machine; None: all are on this machine."""
+    """Its number on its machine; None: all ranks are on this machine."""
     seat: Seat | None = None
     """Its connection to the driver, if it joined over TCP."""
 

@@ -105,6 +105,7 @@ class Inbox:
             self._calls.put(None)
             return
         call = NumberedCall(*protocol.decode_request(body))
+        # A sending waits for servers; in the main thread it would hold up the training step that runs beside it.
         if self._aside is not None and isinstance(call.request, protocol.SendingRequest):
             threading.Thread(target=self._run_aside, args=(self._aside, call), name="agentrl sending", daemon=True).start()
         else:
@@ -161,6 +162,7 @@ class _Worker:
     def share(self, request: protocol.WorkerRequest) -> protocol.WorkerReply:
         """Answer on rank 0, after the other ranks have the request too; only rank 0 knows whether weights are being sent."""
         changes = isinstance(request, protocol.TrainStep | protocol.Restore | protocol.HoldWeights)
+        # Checked before the other ranks hear of the request: afterwards they would run it, and wait for rank 0.
         if changes and self.outgoing.must_not_change:
             raise InvariantError(f"{type(request).__name__} while weights are being sent; finish the sending first")
         self.ranks.share(protocol.encode(request))
@@ -236,6 +238,7 @@ class _Worker:
         return protocol.WeightsHeld(snapshot=True, num_bytes=num_bytes, free_bytes=None)
 
     def _save(self, request: protocol.Save) -> protocol.SaveBegun:
+        # One at a time: each holds a copy of the weights and the optimizer until it is written.
         self.checkpoints.finish(wait=True)
         job = CheckpointJob(
             directory=Path(request.directory),
@@ -434,7 +437,7 @@ def _load_worker(
     )
     trainer = PolicyTrainer(model, config, algorithm, total_steps=request.total_steps, seed=request.seed)
     sync, source = SyncConfig.model_validate_json(request.sync), Path(request.model_path)
-    outgoing = OutgoingWeights(WeightSender(sync, model.device), sync, source)
+    outgoing = OutgoingWeights(WeightSender(sync, model.device), source)
     return _Worker(
         trainer=trainer,
         outgoing=outgoing,

@@ -50,7 +50,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
 
 class TrainStep(msgspec.Struct, frozen=True, tag=True):
-    """Train on one batch; answered by `Stepped`. Each array joins those of all samples; `lengths` separates them again."""
+    """Train on one batch; answered by `Stepped`. Each array concatenates all samples; `lengths` splits it again."""
 
     policy_version: int
     lengths: Array
@@ -102,7 +102,7 @@ class Logprobs(msgspec.Struct, frozen=True, tag=True):
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
-    """Copy what a checkpoint needs, and begin to write it; answered by `SaveBegun`."""
+    """Copy the state for a checkpoint, and begin to write it; answered by `SaveBegun`."""
 
     directory: str
     note: str = ""
@@ -175,7 +175,7 @@ class WeightsHeld(msgspec.Struct, frozen=True, tag=True):
     snapshot: bool
     """Whether they are a copy, which stays while the trainer steps."""
     num_bytes: int
-    """Size of that copy, or what it would be."""
+    """Size of the copy, whether it was made or not."""
     free_bytes: int | None
     """Memory of the machine that was free when the worker decided; None: it did not ask, or does not know."""
     in_file: bool = False

@@ -17,13 +17,13 @@ from typing import Self
 import anyio
 import anyio.to_thread
 
-from agentrl.concurrency import task_group
 from agentrl.errors import InvariantError
 from agentrl.processes.base import Launcher, ProcessSpec
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.link import SILENT_S, STREAM_ENDS, Link, LinkEnd, Silences, SilenceWords
 from agentrl.processes.machine import LOOPBACK, interface_of
 from agentrl.processes.start import attached_links, launched_links, local_links
+from agentrl.support.concurrency import task_group
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker import protocol
 from agentrl.trainer.worker.place import RankPlace

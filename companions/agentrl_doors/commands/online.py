@@ -19,7 +19,7 @@ from agentrl.tokens.renderer import Renderer
 from agentrl_doors.online.placeholders import ONLINE_DEFAULTS
 
 if TYPE_CHECKING:
-    from agentrl.engine.sources import GroupSource
+    from agentrl.engine.parts import GroupSource
     from agentrl_doors.online.client_keys import KeyRing
     from agentrl_doors.online.traffic import TrafficSettings
 
@@ -99,7 +99,7 @@ def check_online(run: RunConfig) -> None:
 def _make_traffic(
     run: RunConfig, renderer: Renderer, *, settings: TrafficSettings, keys: KeyRing, host: str, port: int
 ) -> GroupSource:
-    from agentrl_doors.online.online_server import serve_clients
+    from agentrl_doors.online.server import serve_clients
     from agentrl_doors.online.traffic import Traffic
 
     served = partial(serve_clients, keys=keys, host=host, port=port, on_ready=_announce)

@@ -18,12 +18,12 @@ from rich.console import Console
 from agentrl.client.config import SamplingConfig
 from agentrl.commands.running import parse_named_values
 from agentrl.errors import ConfigError
+from agentrl.processes.watchdog.signals import interrupt_from, print_interrupt
 from agentrl.servers.embedded.faults import parse_faults
 from agentrl.servers.http.app import AddRoutes
 from agentrl.servers.serve import ServeOptions, run_server
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import ToolFormatName
-from agentrl.watchdog.signals import interrupt_from, print_interrupt
 from agentrl.weights.merging import whole_model
 from agentrl_doors.gateway import Gateway
 
@@ -117,7 +117,7 @@ def _serve_checkpoint(
 def _openai_routes(
     model: Path, name: str, template_options: Mapping[str, bool | int | str], sampling: SamplingConfig, console: Console
 ) -> AddRoutes | None:
-    """Return what adds the OpenAI API; None for a checkpoint without a tokenizer or chat template, with a note why."""
+    """Return the function that adds the routes under /v1; None, and a warning, for a checkpoint without a chat template."""
     try:
         renderer = Renderer.load(model, template_options=template_options, tool_format=sampling.tool_format)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The OpenAI API over HTTP, in front of an inference engine: chat completions, completions and the list of models."""
+"""Model APIs over HTTP: chat completions, Responses and Messages, for an inference engine (`routes`) or for episodes."""
 
 from agentrl_doors.gateway.routes import Gateway
 

@@ -7,21 +7,25 @@ behind.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 from uuid import uuid4
 
-from openai.types.chat import ChatCompletionChunk
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from agentrl.client import EpisodeSettings, PolicyBackend, SamplingConfig
-from agentrl.client.backend import Answer, AnswerStream, AskedCall
-from agentrl.errors import AgentRLError
+from agentrl.client.backend import Answer, AnswerStream, AskedCall, Piece
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.engine import InferenceEngine
+from agentrl.support.concurrency import task_group
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Speaker
 from agentrl_doors.gateway.backend import EngineBackend
-from agentrl_doors.gateway.body import CallRefused, code_of, status_of
 from agentrl_doors.gateway.dialect import Dialect, DialectCall, EventWriter
+from agentrl_doors.gateway.dialects.chat import choice_events, completion_of_choices
+from agentrl_doors.gateway.event_stream import frames_of
+from agentrl_doors.gateway.fields import check_model
 
 
 class SingleCalls:
@@ -41,73 +45,106 @@ class SingleCalls:
         self._model = model
 
     def read(self, dialect: Dialect, body: bytes) -> DialectCall:
-        """Return the body of a call.
+        """Return the body of a call; one without a model's name means the one that is served.
 
         Raises:
             CallRefused: another model is named.
         """
         call = dialect.read(body, None)
-        if call.model not in (None, self._model):
-            raise CallRefused(
-                f"there is no model {call.model!r:.80} here; this server has {self._model!r}: send that name",
-                status=404,
-                code="model_not_found",
-            )
-        return call
+        check_model(call.model, self._model)
+        return replace(call, model=self._model)
 
     async def complete(self, dialect: Dialect, call: DialectCall) -> Mapping[str, object]:
         """Return the body of the answer to a call.
 
         Cancellation: aborts it.
         """
-        policy, _ = self._policy()
-        return dialect.answer(call, await policy.answer(self._asked(call)))
+        engine, found = self._backend(call), dict[int, Answer]()
+
+        async def sample(choice: int) -> None:
+            found[choice] = await self._policy(engine).answer(_asked(call, choice))
+
+        async with task_group() as tasks:
+            for choice in range(call.n):
+                tasks.start_soon(sample, choice)
+        bodies = [dialect.answer(call, found[choice]) for choice in range(call.n)]
+        return bodies[0] if call.n == 1 else completion_of_choices(bodies)
 
     @asynccontextmanager
-    async def stream(self, dialect: Dialect, call: DialectCall) -> AsyncGenerator[AsyncGenerator[bytes]]:
-        """Yield the events of a call; leaving the block early aborts it.
+    async def stream(self, dialect: Dialect, call: DialectCall) -> AsyncGenerator[tuple[AsyncGenerator[bytes], EventWriter]]:
+        """Yield the frames of a call, those of several choices as they come, and their writer.
 
-        An error before the first token is raised by the first event, so that it can be the status of the response.
+        Leaving the block early aborts the call. An error before the first token is raised by the first frame, so that it can
+        be the status of the response.
         """
-        policy, engine = self._policy()
-        answer = await policy.stream(self._asked(call))
-        events = _events(dialect.events(call, answer.id), answer)
-        try:
-            yield events
-        finally:
-            engine.abort()
-            await events.aclose()
-            if answer.running is not None:
-                answer.running.close()
-            await answer.close()
+        engine = self._backend(call)
+        answers = [await self._policy(engine).stream(_asked(call, choice)) for choice in range(call.n)]
+        identity = answers[0].id
+        writers = [dialect.events(call, identity)] if call.n == 1 else choice_events(call, identity)
+        send, receive = anyio.create_memory_object_stream[bytes | Exception]()
+        async with task_group() as tasks, receive:
+            async with send:
+                for answer, writer in zip(answers, writers, strict=True):
+                    tasks.start_soon(_forward_frames, answer, writer, send.clone())
+            try:
+                yield _received(receive), writers[0]
+            finally:
+                # An engine that steps in this event loop wakes the tasks before each step, and a task that is awake takes no
+                # cancellation: without this it would sample to the end.
+                engine.abort()
+                tasks.cancel_scope.cancel()
 
     def count_tokens(self, call: DialectCall) -> int:
         """Return the tokens of a call's prompt."""
-        policy, _ = self._policy()
-        asked = self._asked(call)
+        policy, asked = self._policy(self._backend(call)), _asked(call, 0)
         messages, arguments = policy.read(asked)
         return policy.prepare(messages, arguments, asked.speaker).context.size
 
-    def _policy(self) -> tuple[PolicyBackend, EngineBackend]:
-        engine = EngineBackend(self._engine, {})
+    def _backend(self, call: DialectCall) -> EngineBackend:
+        return EngineBackend(self._engine, call.server_sampling)
+
+    def _policy(self, engine: EngineBackend) -> PolicyBackend:
         settings = EpisodeSettings(episode_id=uuid4().hex, task_id="")
-        return PolicyBackend(engine, self._renderer, self._sampling, settings, counts_misses=False), engine
-
-    def _asked(self, call: DialectCall) -> AskedCall:
-        return AskedCall(call.messages, {**call.arguments, "model": self._model}, Speaker(), None)
+        return PolicyBackend(engine, self._renderer, self._sampling, settings, counts_misses=False)
 
 
-async def _events(writer: EventWriter, answer: AnswerStream) -> AsyncGenerator[bytes]:
-    pieces = await answer.next()
-    yield b"".join(writer.begin())
+def _asked(call: DialectCall, choice: int) -> AskedCall:
+    """Return what one choice asks: each has a seed of its own, counted up from that of the call."""
+    arguments, seed = {**call.arguments, "model": call.model}, call.arguments.get("seed")
+    if choice and isinstance(seed, int) and not isinstance(seed, bool):
+        arguments["seed"] = seed + choice
+    return AskedCall(call.messages, arguments, Speaker(), None)
+
+
+async def _pieces(answer: AnswerStream) -> AsyncGenerator[Piece]:
+    """Yield the pieces of an answer; leaving them early stops its sampling."""
     try:
         while True:
-            for piece in pieces:
+            for piece in await answer.next():
+                yield piece
                 if isinstance(piece, Answer):
-                    yield b"".join(writer.finish(piece))
                     return
-                if not isinstance(piece, ChatCompletionChunk) and (frames := writer.push(piece)):
-                    yield b"".join(frames)
-            pieces = await answer.next()
-    except AgentRLError as error:
-        yield b"".join(writer.fail(str(error), status=status_of(error), code=code_of(error)))
+    finally:
+        if answer.running is not None:
+            answer.running.close()
+        await answer.close()
+
+
+async def _forward_frames(
+    answer: AnswerStream, writer: EventWriter, send: MemoryObjectSendStream[bytes | Exception]
+) -> None:
+    """Send the frames of one choice, and an error in place of the next one."""
+    async with send, aclosing(_pieces(answer)) as pieces, aclosing(frames_of(pieces, lambda: writer)) as frames:
+        with suppress(anyio.BrokenResourceError):  # the call was left
+            try:
+                async for frame in frames:
+                    await send.send(frame)
+            except Exception as error:  # noqa: BLE001 - whoever reads the frames gets it
+                await send.send(error)
+
+
+async def _received(frames: MemoryObjectReceiveStream[bytes | Exception]) -> AsyncGenerator[bytes]:
+    async for frame in frames:
+        if isinstance(frame, Exception):
+            raise frame
+        yield frame

@@ -22,8 +22,10 @@ from agentrl.servers.engine import EngineRequest, InferenceEngine, RequestProgre
 from agentrl.servers.http.generate import RequestSink, Wakeup
 from agentrl.servers.http.replies import output_text
 from agentrl.servers.http.requests import GenerateBody, plan_generate
-from agentrl_doors.gateway.backend import engine_parameters
-from agentrl_doors.gateway.body import CallRefused, OpenAICall
+from agentrl_doors.gateway.backend import SERVER_NAMES, engine_parameters
+from agentrl_doors.gateway.dialects.answers import DONE, frame
+from agentrl_doors.gateway.fields import Fields, check_model, read_choices, read_object
+from agentrl_doors.gateway.refusals import CallRefused
 
 Json = dict[str, Any]
 DEFAULT_MAX_TOKENS = 16
@@ -31,8 +33,7 @@ DEFAULT_MAX_TOKENS = 16
 _SAMPLING_NAMES = frozenset(
     {"max_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "seed", "ignore_eos", "stop_token_ids"}
 )
-TEXT_FIELDS = _SAMPLING_NAMES | frozenset({"prompt", "echo", "logprobs", "best_of", "suffix", "logit_bias", "user"})
-"""Fields of a call that have an effect or are refused."""
+_UNSERVED = {"suffix": "the model continues text only", "logit_bias": "the engine has no such option"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +43,15 @@ class TextCall:
     requests: tuple[EngineRequest, ...]
     """Ordered by prompt, then by choice."""
     n: int
+    """Choices for each prompt."""
+    stream: bool
+    include_usage: bool
+    """Send the usage of a stream as its last event."""
     echo: bool
     """Put the prompt in front of its continuation."""
     logprobs: bool
+    ignored: tuple[str, ...]
+    """Fields that have no effect, by name."""
 
 
 class TextCalls:
@@ -53,59 +60,80 @@ class TextCalls:
     Args:
         engine: samples the tokens.
         sampling: the default of each sampling argument that a call leaves out, except for `max_tokens`.
+        model: its name.
     """
 
-    def __init__(self, engine: InferenceEngine, sampling: SamplingConfig) -> None:
-        self._engine = engine
-        self._sampling = sampling
+    def __init__(self, engine: InferenceEngine, sampling: SamplingConfig, *, model: str) -> None:
+        self._engine, self._sampling, self._model = engine, sampling, model
 
-    def read(self, body: OpenAICall) -> TextCall:
-        """Return the checked call of a body."""
-        given = body.rest
-        for name, why in (("suffix", "the model continues text only"), ("logit_bias", "the engine has no such option")):
-            if given.get(name):
+    def read(self, body: bytes) -> TextCall:
+        """Return the checked call of a body.
+
+        Raises:
+            CallRefused: another model is named, or the call asks for what this server cannot do.
+        """
+        sent = read_object(body)
+        fields = Fields(sent)
+        check_model(fields.read("model", str), self._model)
+        stream, n = fields.read("stream", bool) or False, read_choices(fields)
+        options = Fields(fields.read("stream_options", dict) or {}, "stream_options")
+        for name, why in _UNSERVED.items():
+            if fields.any(name):
                 raise CallRefused(f"{name} is not served: {why}; leave it out")
-        if given.get("best_of", body.n) != body.n:
-            raise CallRefused(f"best_of must be n, which is {body.n}, got {given['best_of']!r:.80}; leave it out")
-        echo, logprobs = given.get("echo", False), given.get("logprobs")
-        if not isinstance(echo, bool) or (echo and body.stream):
+        if fields.any("best_of") not in (None, n):
+            raise CallRefused(f"best_of must be n, which is {n}, got {sent['best_of']!r:.80}; leave it out")
+        echo, logprobs = sent.get("echo", False), fields.any("logprobs")
+        if not isinstance(echo, bool) or (echo and stream):
             raise CallRefused(f"echo must be true or false, and false with stream, got {echo!r:.80}")
         if logprobs not in (None, 0) or logprobs is False:
             raise CallRefused(f"logprobs must be 0, the log-probs of the sampled tokens alone, got {logprobs!r:.80}")
-        requests = self._requests(body, scores_prompt=echo and logprobs is not None)
-        return TextCall(requests=requests, n=body.n, echo=echo, logprobs=logprobs is not None)
+        fields.skip(("prompt", "echo", "user", *_SAMPLING_NAMES, *SERVER_NAMES))
+        if logprobs is None:
+            fields.skip(("top_logprobs",))  # of log-probs that the call does not ask for
+        return TextCall(
+            requests=self._requests(sent, n=n, stream=stream, scores_prompt=echo and logprobs is not None),
+            n=n,
+            stream=stream,
+            include_usage=options.read("include_usage", bool) or False,
+            echo=echo,
+            logprobs=logprobs is not None,
+            ignored=fields.unread,
+        )
 
-    def _requests(self, body: OpenAICall, *, scores_prompt: bool) -> tuple[EngineRequest, ...]:
-        given = {name: value for name, value in body.rest.items() if name in _SAMPLING_NAMES}
+    def _requests(
+        self, sent: Mapping[str, object], *, n: int, stream: bool, scores_prompt: bool
+    ) -> tuple[EngineRequest, ...]:
+        given = {name: value for name, value in sent.items() if name in _SAMPLING_NAMES}
         only_scores = scores_prompt and given.get("max_tokens") == 0
         if only_scores:
             del given["max_tokens"]
         defaults = self._sampling.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
         info = self._engine.info
-        sampling = engine_parameters(read_sampling(given, defaults, vocab_size=info.vocab_size), body.server_sampling)
-        sampling.n = body.n
+        of_server = {name: sent[name] for name in SERVER_NAMES if name in sent}
+        sampling = engine_parameters(read_sampling(given, defaults, vocab_size=info.vocab_size), of_server)
+        sampling.n = n
         if only_scores:
             sampling.max_new_tokens = 0
-        prompt = body.rest.get("prompt")
+        prompt = sent.get("prompt")
         if prompt is None:
             raise CallRefused("prompt is missing: send text, token ids, or a list of either")
         is_text = isinstance(prompt, str) or (isinstance(prompt, list) and isinstance((*prompt, "")[0], str))
-        sent = {"text" if is_text else "input_ids": prompt, "stream": body.stream, "return_logprob": True}
+        asked = {"text" if is_text else "input_ids": prompt, "stream": stream, "return_logprob": True}
         if scores_prompt:
-            sent["logprob_start_len"] = 0
+            asked["logprob_start_len"] = 0
         try:
-            converted = msgspec.convert(sent, GenerateBody)
+            converted = msgspec.convert(asked, GenerateBody)
         except msgspec.ValidationError as error:
             raise CallRefused(f"prompt must be text, token ids, or a list of either: {error}") from None
         requests = plan_generate(converted, sampling, info, self._engine.encode).requests
-        return tuple(_seeded(request, index % body.n) for index, request in enumerate(requests))
+        return tuple(_seeded(request, index % n) for index, request in enumerate(requests))
 
-    async def complete(self, body: OpenAICall) -> Json:
+    async def complete(self, call: TextCall) -> Json:
         """Return the completion of a call.
 
         Cancellation: aborts every request.
         """
-        call, wakeup = self.read(body), Wakeup()
+        wakeup = Wakeup()
         with self._submitted(call, wakeup) as sinks:
             while not all(sink.done for sink in sinks):
                 await wakeup.wait()
@@ -117,14 +145,14 @@ class TextCalls:
                 text = self._decode(progress.request.input_ids) + text
             logprobs = self._logprobs(progress, 0, echo=call.echo) if call.logprobs else None
             choices.append(_choice(index, text, logprobs, progress))
-        return {**_header(body.model), "choices": choices, "usage": _usage(call, results)}
+        return {**self._header(), "choices": choices, "usage": _usage(call, results)}
 
-    async def stream(self, body: OpenAICall) -> AsyncGenerator[Json]:
-        """Yield the pieces of a completion, those of several choices as they come.
+    async def stream(self, call: TextCall) -> AsyncGenerator[bytes]:
+        """Yield the frames of a completion, those of several choices as they come.
 
         Cancellation: aborts every request.
         """
-        call, wakeup, header = self.read(body), Wakeup(), _header(body.model)
+        wakeup, header = Wakeup(), self._header()
         held = max((len(stop) for stop in call.requests[0].sampling.stop), default=1) - 1
         with self._submitted(call, wakeup) as sinks:
             texts, counts = [""] * len(sinks), [0] * len(sinks)
@@ -142,10 +170,15 @@ class TextCalls:
                     texts[index], counts[index] = text, len(progress.output_ids)
                     sink.sent = counts[index] + sink.done
                     if piece["text"] or sink.done or logprobs:
-                        yield {**header, "choices": [piece]}
+                        yield frame({**header, "choices": [piece]})
             results = [_finished(sink) for sink in sinks]
-        if body.include_usage:
-            yield {**header, "choices": [], "usage": _usage(call, results)}
+        if call.include_usage:
+            yield frame({**header, "choices": [], "usage": _usage(call, results)})
+        yield DONE
+
+    def _header(self) -> Json:
+        made = int(time.time())
+        return {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": made, "model": self._model}
 
     @contextmanager
     def _submitted(self, call: TextCall, wakeup: Wakeup) -> Generator[list[RequestSink]]:
@@ -199,10 +232,6 @@ def _finished(sink: RequestSink) -> RequestProgress:
             f"the server aborted the call after {len(progress.output_ids)} tokens: {progress.finish.message}; call again"
         )
     return progress
-
-
-def _header(model: str) -> Json:
-    return {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time.time()), "model": model}
 
 
 def _choice(index: int, text: str, logprobs: Json | None, progress: RequestProgress) -> Json:

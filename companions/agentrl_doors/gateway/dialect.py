@@ -7,7 +7,7 @@ named in `DialectCall.ignored`; none is dropped silently.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from agentrl.client.backend import Answer, Delta
@@ -26,6 +26,10 @@ class DialectCall:
     arguments: Mapping[str, object]
     """Of `chat.completions.create`, without `messages`, `model` and `stream`; the client checks their values."""
     stream: bool
+    n: int = 1
+    """Choices that the call asks for; only chat completions of a server that trains nothing have several."""
+    server_sampling: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Sampling arguments of `SERVER_NAMES`, which such a server honours."""
     ignored: tuple[str, ...] = ()
     """Fields that have no effect, by name, such as `reasoning.effort` or `tools[].web_search`."""
     body: Mapping[str, object]

@@ -1,28 +1,90 @@
-"""Responses of server-sent events that are never silent for long: clients and proxies close connections that are.
+"""Answers as server-sent events: the one sender of `agentrl serve`, doors and online runs.
 
-Invariant: a response that has nothing to send for `interval_s` seconds sends its sign of life. It begins with its first
-event or with the first of these signs, and until then an error can have a status of its own.
+Clients and proxies close connections that are silent for long, so a response that has nothing to send for `interval_s`
+seconds sends its sign of life.
+
+Invariant: a response begins with its first event or with the first sign of life, and until then an error can have a status
+of its own. From then on an error is the last event, in the words of the dialect.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import Final, Protocol
 
 import anyio
 from aiohttp import web
 
-from agentrl.concurrency import task_group
+from agentrl.client.backend import Answer, Delta, Piece
+from agentrl.support.concurrency import task_group
+from agentrl_doors.gateway.dialect import EventWriter
+from agentrl_doors.gateway.dialects.answers import COMMENT, delta_of
+from agentrl_doors.gateway.refusals import code_of, known_error, status_of
 
 KEEP_ALIVE_S: Final = 15.0
 """The longest silence of a stream, seconds."""
-COMMENT: Final = b": the call runs\n\n"
-"""The sign of life that each reader of events passes over."""
 _HEADERS: Final = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
-class EventResponse:
+class StreamSigns(Protocol):
+    """The frames of a stream that belong to no answer; `EventWriter` has them."""
+
+    def sign(self) -> bytes:
+        """Return what says in a long silence that the call runs."""
+        ...
+
+    def fail(self, message: str, *, status: int, code: str | None = None) -> Sequence[bytes]:
+        """Return the frames that end a stream with an error."""
+        ...
+
+
+async def frames_of(pieces: AsyncIterator[Piece], writer: Callable[[], EventWriter]) -> AsyncGenerator[bytes]:
+    """Yield the frames of one answer as its pieces come; `writer` is asked for when the first piece is there."""
+    begun: EventWriter | None = None
+    async for piece in pieces:
+        frames = [*(begun := writer()).begin()] if begun is None else []
+        if isinstance(piece, Answer):
+            frames += begun.finish(piece)
+        else:
+            frames += begun.push(piece if isinstance(piece, Delta) else delta_of(piece))
+        if frames:
+            yield b"".join(frames)
+
+
+async def send_events(
+    request: web.Request,
+    frames: AsyncGenerator[bytes],
+    signs: Callable[[], StreamSigns],
+    *,
+    interval_s: float,
+    headers: Mapping[str, str] | None = None,
+) -> web.StreamResponse:
+    """Send frames as they come, and return the response; an error before the first of them is raised.
+
+    `signs` is asked from the first frame on, or when the frames fail. A client that disconnects ends the response without an
+    error. Cancellation: the response ends where it is; whoever owns `frames` aborts what they sample.
+    """
+    sending = _Sending(request, headers or {}, interval_s)
+    with suppress(ConnectionResetError):  # there is no one to answer
+        async with aclosing(frames), task_group() as tasks:
+            tasks.start_soon(sending.live)
+            try:
+                async for frame in frames:
+                    sending.sign = signs().sign()
+                    await sending.send(frame)
+            except ConnectionResetError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the client learns of it in the words of its dialect
+                known = known_error(error)
+                await sending.fail(known, lambda: signs().fail(str(known), status=status_of(known), code=code_of(known)))
+            finally:
+                tasks.cancel_scope.cancel()
+        await sending.response.write_eof()
+    return sending.response
+
+
+class _Sending:
     """One response of events."""
 
     def __init__(self, request: web.Request, headers: Mapping[str, str], interval_s: float) -> None:
@@ -33,10 +95,10 @@ class EventResponse:
         self._lock = anyio.Lock(fast_acquire=True)
         self._sent_at = anyio.current_time()
 
-    async def send(self, frames: Iterable[bytes]) -> None:
+    async def send(self, frames: bytes) -> None:
         """Send frames at once."""
         async with self._lock:
-            await self._write(b"".join(frames))
+            await self._write(frames)
 
     async def fail(self, error: Exception, frames: Callable[[], Sequence[bytes]]) -> None:
         """Send the frames of an error, or raise the error where nothing was sent yet."""
@@ -57,25 +119,5 @@ class EventResponse:
     async def _write(self, data: bytes) -> None:
         if not self.response.prepared:
             await self.response.prepare(self._request)
-        if data:
-            await self.response.write(data)
+        await self.response.write(data)
         self._sent_at = anyio.current_time()
-
-
-@asynccontextmanager
-async def event_response(
-    request: web.Request, headers: Mapping[str, str], *, interval_s: float
-) -> AsyncGenerator[EventResponse]:
-    """Yield a response that gives signs of life inside the block, and end it after the block.
-
-    A client that disconnects ends the block without an error. Cancellation: the response ends where it is.
-    """
-    events = EventResponse(request, headers, interval_s)
-    with suppress(ConnectionResetError):  # there is no one to answer
-        async with task_group() as tasks:
-            tasks.start_soon(events.live)
-            try:
-                yield events
-            finally:
-                tasks.cancel_scope.cancel()
-        await events.response.write_eof()

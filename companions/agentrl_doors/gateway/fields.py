@@ -1,4 +1,4 @@
-"""Reading of bodies: typed fields, limits, and the names of unread fields.
+"""Reading of bodies: typed fields, limits, and the names and counts of unread fields.
 
 Invariant: a body that is no JSON object, is nested too deeply or has a field of the wrong type raises `CallRefused`, whose
 message names the field.
@@ -7,11 +7,11 @@ message names the field.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar, cast
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import Final, TypeVar, cast
 
 from agentrl.servers.http.errors import decode_body, json_bytes
-from agentrl_doors.gateway.body import CallRefused
+from agentrl_doors.gateway.refusals import CallRefused
 
 MAX_NESTING = 64
 """Deepest nesting of a body; templates and schemas are read by functions that call themselves."""
@@ -19,6 +19,11 @@ MAX_TOOLS = 1024
 """Most tools of one call."""
 MAX_TOOLS_BYTES = 512 * 1024
 """Largest tools of one call, as JSON."""
+MAX_CHOICES = 128
+"""Most choices of one call for each prompt."""
+MAX_IGNORED: Final = 64
+"""Fields without effect that are counted by name."""
+_MAX_FIELD_NAME: Final = 100
 _MEDIA = {
     **dict.fromkeys(("image", "image_url", "input_image"), "image"),
     **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
@@ -118,6 +123,56 @@ class Fields:
         """The places of the fields that were not read and are not null."""
         return tuple(
             sorted(self.place(name) for name, value in self._values.items() if value is not None and name not in self._read)
+        )
+
+
+class IgnoredFields:
+    """Counts requests by the fields in them that have no effect: each counts, by name or as `other`.
+
+    So a client cannot fill the counts with names of its own.
+
+    Args:
+        counts: grows by one name a field.
+        prefix: of these names.
+
+    Example:
+        >>> counts: dict[str, float] = {}
+        >>> IgnoredFields(counts, "ignored.").count(["speed", "speed"])
+        >>> counts
+        {'ignored.speed': 2.0}
+    """
+
+    def __init__(self, counts: MutableMapping[str, float], prefix: str = "") -> None:
+        self._counts, self._prefix = counts, prefix
+        self._known: set[str] = set()
+
+    def count(self, fields: Iterable[str]) -> None:
+        """Count the fields of one request."""
+        for field in fields:
+            is_known = field in self._known or len(self._known) < MAX_IGNORED
+            if is_known:
+                self._known.add(field)
+            name = self._prefix + (field if is_known else "other")[:_MAX_FIELD_NAME]
+            self._counts[name] = self._counts.get(name, 0.0) + 1.0
+
+
+def read_choices(fields: Fields) -> int:
+    """Return the choices that a call asks for, `n`; 1 where it does not say."""
+    n = fields.any("n")
+    if n is None:
+        return 1
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_CHOICES:
+        raise CallRefused(f"n must be an integer in 1..{MAX_CHOICES}, got {n!r:.80}")
+    return n
+
+
+def check_model(named: str | None, served: str) -> None:
+    """Raise `CallRefused` (404) where a call names another model than the one that is served."""
+    if named not in (None, served):
+        raise CallRefused(
+            f"there is no model {named!r:.80} here; this server has {served!r}: send that name, or leave `model` out",
+            status=404,
+            code="model_not_found",
         )
 
 

@@ -7,37 +7,31 @@ what its call samples. Keys and sizes are checked before a route is reached (`ag
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
 from aiohttp import web
 
 from agentrl.client.config import SamplingConfig
-from agentrl.errors import AgentRLError
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.engine import InferenceEngine
-from agentrl.servers.http.errors import error_reply, json_reply, openai_error, openai_refusal
+from agentrl.servers.http.errors import json_reply
 from agentrl.tokens.renderer import Renderer
-from agentrl_doors.gateway.body import CHAT_FIELDS, CallRefused, OpenAICall, code_of, read_openai_call, status_of
 from agentrl_doors.gateway.calls import SingleCalls
-from agentrl_doors.gateway.chat import ChatCalls
-from agentrl_doors.gateway.completions import TEXT_FIELDS, TextCalls
-from agentrl_doors.gateway.dialect import Dialect, DialectCall
-from agentrl_doors.gateway.dialects import MessagesDialect, ResponsesDialect
-from agentrl_doors.gateway.dialects.answers import frame
-from agentrl_doors.gateway.dialects.messages import model_entry, model_list
-from agentrl_doors.gateway.event_stream import KEEP_ALIVE_S, event_response
-from agentrl_doors.gateway.ignored import IgnoredFields
-from agentrl_doors.gateway.unexpected import unexpected_error
+from agentrl_doors.gateway.completions import TextCalls
+from agentrl_doors.gateway.dialect import Dialect
+from agentrl_doors.gateway.dialects import CHAT_ROUTE, COUNT_ROUTE, COUNTED, DIALECTS, ChatDialect
+from agentrl_doors.gateway.dialects.answers import ChunkSigns
+from agentrl_doors.gateway.dialects.messages.dialect import model_entry, model_list
+from agentrl_doors.gateway.event_stream import KEEP_ALIVE_S, send_events
+from agentrl_doors.gateway.fields import IgnoredFields, check_model
+from agentrl_doors.gateway.refusals import CallRefused, refusal_reply
 
 MAX_CALLS: Final = 1024
 """Calls that a server holds at once, running and waiting."""
-_ROUTES: Final = (
-    *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /v1/messages"),
-    *("POST /v1/messages/count_tokens", "GET /v1/models"),
-)
+_DIALECTS: Final = {**DIALECTS, CHAT_ROUTE: ChatDialect(untrained=True)}
 _ANTHROPIC_HEADER: Final = "anthropic-version"
 """The header by which a client says that it reads Anthropic's shapes."""
 Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -77,15 +71,16 @@ class Gateway:
         """Add the routes to the application that serves `engine`."""
         context = engine.info.max_context_tokens - CONTEXT_HEADROOM
         sampling = self._sampling.model_copy(update={"max_tokens": context})
-        chat, text = ChatCalls(engine, self._renderer, sampling), TextCalls(engine, sampling)
+        text = TextCalls(engine, sampling, model=self._model)
         single = SingleCalls(engine, self._renderer, sampling, model=self._model)
-        calls = _Calls(chat, text, single, model=self._model, limit=self._max_calls, keep_alive_s=self._keep_alive_s)
-        app.router.add_post("/v1/chat/completions", _answering(calls.chat))
-        app.router.add_post("/v1/completions", _answering(calls.text))
-        app.router.add_post("/v1/responses", _answering(partial(calls.single, ResponsesDialect())))
-        messages = MessagesDialect()
-        app.router.add_post("/v1/messages", _answering(partial(calls.single, messages), messages))
-        app.router.add_post("/v1/messages/count_tokens", _answering(calls.count_tokens, messages))
+        calls = _Calls(text, single, limit=self._max_calls, keep_alive_s=self._keep_alive_s)
+        routes: dict[str, tuple[Dialect, Route]] = {
+            route: (dialect, partial(calls.answer, dialect)) for route, dialect in _DIALECTS.items()
+        }
+        routes["completions"] = _DIALECTS[CHAT_ROUTE], calls.answer_text
+        routes[COUNT_ROUTE] = COUNTED, calls.count_tokens
+        for route, (dialect, answer) in routes.items():
+            app.router.add_post(f"/v1/{route}", _answering(answer, dialect))
         entry = {
             "id": self._model,
             "object": "model",
@@ -96,7 +91,8 @@ class Gateway:
         }
 
         async def root(request: web.Request) -> web.Response:
-            served = {"object": "server", "model": self._model, "max_model_len": context, "routes": _ROUTES}
+            there = [*(f"POST /v1/{route}" for route in routes), "GET /v1/models"]
+            served = {"object": "server", "model": self._model, "max_model_len": context, "routes": there}
             return json_reply({**served, "ignored_fields": calls.ignored})
 
         async def models(request: web.Request) -> web.Response:
@@ -106,70 +102,50 @@ class Gateway:
 
         async def model(request: web.Request) -> web.Response:
             name = request.match_info["name"]
-            if name == self._model and _ANTHROPIC_HEADER in request.headers:
+            check_model(name, self._model)
+            if _ANTHROPIC_HEADER in request.headers:
                 return json_reply(model_entry(name, since=self._since, max_input_tokens=context))
-            if name == self._model:
-                return json_reply(entry)
-            message = f"there is no model {name!r} here; this server has {self._model!r}"
-            return openai_refusal(message, status=404, code="model_not_found")
+            return json_reply(entry)
 
         app.router.add_get("/", root)
         app.router.add_get("/v1/models", models)
-        app.router.add_get("/v1/models/{name:.+}", model)
+        app.router.add_get("/v1/models/{name:.+}", _answering(model, _DIALECTS[CHAT_ROUTE]))
 
 
 class _Calls:
     """The calls of one server."""
 
-    def __init__(
-        self, chat: ChatCalls, text: TextCalls, single: SingleCalls, *, model: str, limit: int, keep_alive_s: float
-    ) -> None:
-        self._chat, self._text, self._single, self._model, self._limit = chat, text, single, model, limit
-        self._keep_alive_s = keep_alive_s
+    def __init__(self, text: TextCalls, single: SingleCalls, *, limit: int, keep_alive_s: float) -> None:
+        self._text, self._single, self._limit, self._keep_alive_s = text, single, limit, keep_alive_s
         self._held = 0
         self.ignored: dict[str, float] = {}
         """Calls by the fields in them that have no effect."""
         self._ignored = IgnoredFields(self.ignored)
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        """Answer a chat call."""
-        with self._room():
-            body = await self._openai_call(request, CHAT_FIELDS)
-            if not body.stream:
-                return json_reply(await self._chat.complete(body))
-            async with self._chat.stream(body) as events:
-                return await _send_events(request, events, self._keep_alive_s)
-
-    async def text(self, request: web.Request) -> web.StreamResponse:
-        """Answer a call that continues text or ids."""
-        with self._room():
-            body = await self._openai_call(request, TEXT_FIELDS)
-            if not body.stream:
-                return json_reply(await self._text.complete(body))
-            async with aclosing(self._text.stream(body)) as events:
-                return await _send_events(request, events, self._keep_alive_s)
-
-    async def single(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
+    async def answer(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         """Answer a call of a dialect."""
         with self._room():
             call = self._single.read(dialect, await request.read())
             self._ignored.count(call.ignored)
             if not call.stream:
                 return json_reply(await self._single.complete(dialect, call))
-            async with self._single.stream(dialect, call) as events:
-                return await _send_frames(request, dialect, call, events, self._keep_alive_s)
+            async with self._single.stream(dialect, call) as (frames, writer):
+                return await send_events(request, frames, lambda: writer, interval_s=self._keep_alive_s)
+
+    async def answer_text(self, request: web.Request) -> web.StreamResponse:
+        """Answer a call that continues text or ids."""
+        with self._room():
+            call = self._text.read(await request.read())
+            self._ignored.count(call.ignored)
+            if not call.stream:
+                return json_reply(await self._text.complete(call))
+            return await send_events(request, self._text.stream(call), ChunkSigns, interval_s=self._keep_alive_s)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Answer the number of tokens of a call's prompt."""
         with self._room():
-            call = self._single.read(MessagesDialect(takes_prefill=True), await request.read())
+            call = self._single.read(COUNTED, await request.read())
             return json_reply({"input_tokens": self._single.count_tokens(call)})
-
-    async def _openai_call(self, request: web.Request, known: Collection[str]) -> OpenAICall:
-        """Return the body of a call, its ignored fields counted."""
-        body = read_openai_call(await request.read(), self._model, known)
-        self._ignored.count(body.ignored)
-        return body
 
     @contextmanager
     def _room(self) -> Generator[None]:
@@ -183,8 +159,8 @@ class _Calls:
             self._held -= 1
 
 
-def _answering(route: Route, dialect: Dialect | None = None) -> Route:
-    """Return `route` with its errors as responses in the shape of a dialect; None: in OpenAI's."""
+def _answering(route: Route, dialect: Dialect) -> Route:
+    """Return `route` with its errors as responses in the shape of a dialect."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
@@ -192,49 +168,6 @@ def _answering(route: Route, dialect: Dialect | None = None) -> Route:
         except (web.HTTPException, ConnectionResetError):
             raise
         except Exception as error:  # noqa: BLE001 - the client learns of it in the words of its dialect
-            known = error if isinstance(error, AgentRLError) else unexpected_error(error)
-            status, code = status_of(known), code_of(known)
-            shape = openai_error if dialect is None else dialect.refusal
-            return error_reply(shape(str(known), status=status, code=code), status=status)
+            return refusal_reply(error, dialect)
 
     return answer
-
-
-async def _send_events(
-    request: web.Request, events: AsyncIterator[Mapping[str, object]], interval_s: float
-) -> web.StreamResponse:
-    """Send events as they come, and return the response.
-
-    Cancellation: the response ends where it is; the owner of `events` aborts what they sample.
-    """
-    async with event_response(request, {}, interval_s=interval_s) as response:
-        try:
-            async for event in events:
-                await response.send([frame(event)])
-        except ConnectionResetError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the client learns of it in OpenAI's shape
-            known = error if isinstance(error, AgentRLError) else unexpected_error(error)
-            shown = openai_error(str(known), status=status_of(known), code=code_of(known))
-            await response.fail(known, lambda: [frame(shown)])
-        else:
-            await response.send([b"data: [DONE]\n\n"])
-    return response.response
-
-
-async def _send_frames(
-    request: web.Request, dialect: Dialect, call: DialectCall, frames: AsyncIterator[bytes], interval_s: float
-) -> web.StreamResponse:
-    """Send frames as they come, and return the response; `_send_events` says how it ends."""
-    async with event_response(request, {}, interval_s=interval_s) as response:
-        writer = dialect.events(call, "")
-        try:
-            async for each in frames:
-                response.sign = writer.sign()
-                await response.send([each])
-        except ConnectionResetError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the client learns of it in the words of its dialect
-            known = error if isinstance(error, AgentRLError) else unexpected_error(error)
-            await response.fail(known, lambda: writer.fail(str(known), status=status_of(known), code=code_of(known)))
-    return response.response

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from agentrl.concurrency import loop_time
 from agentrl.errors import ConfigError
-from agentrl_doors.gateway.body import CallRefused
+from agentrl.support.concurrency import loop_time
+from agentrl_doors.gateway.refusals import CallRefused
 
 _LOG: Final = logging.getLogger("agentrl_doors.online")
 _KEY_BYTES: Final = 32
@@ -30,7 +30,7 @@ _SHAPE: Final = "expected lines of a name and the SHA-256 of a key; `agentrl onl
 
 
 class ClientKey:
-    """One key of a client: what it opens, its limits, and its use of them.
+    """One key of a client: the routes that it opens, its limits, and its use of them.
 
     Args:
         name: of the client, and `/calls` or `/feedback` behind it for a key that opens only that.
@@ -164,7 +164,7 @@ class KeyRing:
 
 
 def _stamp_of(file: Path | None) -> tuple[int, int, int] | None:
-    """Return what changes with the contents of a file; None where it cannot be seen."""
+    """Return the time, size and inode of a file, which change with its contents; None where they cannot be read."""
     try:
         found = None if file is None else file.stat()
     except OSError:
@@ -173,7 +173,7 @@ def _stamp_of(file: Path | None) -> tuple[int, int, int] | None:
 
 
 def hash_key(key: str) -> str:
-    """Return what the disk keeps of a key."""
+    """Return the hash of a key, which is all that the disk holds of it."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 

@@ -20,9 +20,9 @@ import msgspec
 
 from agentrl.episode.codec import pack_turn, unpack_turn
 from agentrl.errors import InvariantError, RunStopped
-from agentrl.folders import make_private
 from agentrl.observe.records import JsonLines, cannot_write
-from agentrl.runs.run import ONLINE_FOLDER
+from agentrl.observe.runs.reading import ONLINE_FOLDER
+from agentrl.support.folders import make_private
 from agentrl.types import Turn
 from agentrl_doors.gateway.sessions.rewards import RewardValue
 

@@ -28,9 +28,9 @@ from agentrl.errors import InvariantError
 from agentrl.tokens.history import next_prefix
 from agentrl.tokens.messages import calls_of, message_key, role_of
 from agentrl.types import Message, Task
-from agentrl_doors.gateway.body import CallRefused
-from agentrl_doors.gateway.sessions.dialects import served_dialects
-from agentrl_doors.gateway.sessions.session import EpisodeSession
+from agentrl_doors.gateway.dialects import DIALECTS
+from agentrl_doors.gateway.refusals import CallRefused
+from agentrl_doors.gateway.sessions.session import Session
 from agentrl_doors.online.conversation_files import StoredConversation
 
 TRAFFIC: Final = Task(id="traffic", data={})
@@ -51,7 +51,7 @@ class Mark(NamedTuple):
     value: str | bytes
 
 
-class OnlineConversation:
+class Conversation:
     """A conversation of one client, which is an episode of the run."""
 
     def __init__(
@@ -64,7 +64,7 @@ class OnlineConversation:
         self.name = name or identity
         """The id by which the client knows it."""
         self.episode, self.ticket = episode, ticket
-        self.session: EpisodeSession | None = None
+        self.session: Session | None = None
         """Answers its requests; None after a restart, when only feedback can come."""
         self.marks: list[Mark] = []
         """The marks by which it is found."""
@@ -112,23 +112,23 @@ class OpenConversations:
     """The open conversations of all clients."""
 
     def __init__(self) -> None:
-        self._open: dict[str, OnlineConversation] = {}
-        self._by_mark: dict[Mark, OnlineConversation] = {}
+        self._open: dict[str, Conversation] = {}
+        self._by_mark: dict[Mark, Conversation] = {}
         self._ended = _Remembered[None](_ENDED)
-        self._openings = _Remembered[OnlineConversation](_OPENINGS)
+        self._openings = _Remembered[Conversation](_OPENINGS)
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def __iter__(self) -> Iterator[OnlineConversation]:
+    def __iter__(self) -> Iterator[Conversation]:
         return iter(tuple(self._open.values()))
 
-    def add(self, conversation: OnlineConversation) -> None:
+    def add(self, conversation: Conversation) -> None:
         """Add an open conversation; a later one of the same name takes the place of an earlier one."""
         self._open[conversation.id] = conversation
         self._mark(conversation, "name", conversation.name)
 
-    def answered(self, conversation: OnlineConversation, messages: Sequence[Message], answer: Answer) -> None:
+    def answered(self, conversation: Conversation, messages: Sequence[Message], answer: Answer) -> None:
         """Remember an answer, by which later requests find the conversation; `messages` are those of its request."""
         self.add_answer(conversation, answer.id)
         prefix = b""
@@ -139,15 +139,15 @@ class OpenConversations:
             if call.id is not None:
                 self._mark(conversation, "call", call.id)
 
-    def add_answer(self, conversation: OnlineConversation, answer: str) -> None:
+    def add_answer(self, conversation: Conversation, answer: str) -> None:
         """Remember the id of an answer."""
         self._mark(conversation, "answer", answer)
 
-    def named(self, client: str, name: str) -> OnlineConversation | None:
+    def named(self, client: str, name: str) -> Conversation | None:
         """Return the open conversation of this name."""
         return self._by_mark.get(Mark(client, "name", name))
 
-    def of_response(self, client: str, response_id: str) -> OnlineConversation | None:
+    def of_response(self, client: str, response_id: str) -> Conversation | None:
         """Return the open conversation with a response, whatever dialect it has."""
         found = (self._by_mark.get(Mark(client, "answer", answer)) for answer in _answer_ids(response_id))
         return next((each for each in found if each is not None), None)
@@ -157,7 +157,7 @@ class OpenConversations:
         marks = [Mark(client, "name", identity), *(Mark(client, "answer", each) for each in _answer_ids(identity))]
         return any(mark in self._ended for mark in marks)
 
-    def continued(self, client: str, messages: Sequence[Message]) -> OnlineConversation | None:
+    def continued(self, client: str, messages: Sequence[Message]) -> Conversation | None:
         """Return the open conversation that the messages of a request continue."""
         prefix, found = b"", None
         answers = [at for at, message in enumerate(messages) if role_of(message) == "assistant"]
@@ -169,16 +169,16 @@ class OpenConversations:
         by_call = (self._by_mark.get(Mark(client, "call", each)) for each in ids)
         return found or next((each for each in by_call if each is not None), None)
 
-    def opened_by(self, client: str, body: bytes) -> OnlineConversation | None:
+    def opened_by(self, client: str, body: bytes) -> Conversation | None:
         """Return the open conversation whose first request had this body."""
         found = self._openings.get(Mark(client, "opening", _body_digest(body)))
         return found if found is not None and found.episode.is_open else None
 
-    def remember_opening(self, conversation: OnlineConversation, body: bytes) -> None:
+    def remember_opening(self, conversation: Conversation, body: bytes) -> None:
         """Remember the body of a first request."""
         self._openings.put(Mark(conversation.client, "opening", _body_digest(body)), conversation)
 
-    def close(self, conversation: OnlineConversation) -> None:
+    def close(self, conversation: Conversation) -> None:
         """Forget a conversation that has ended, but for the fact that it has."""
         del self._open[conversation.id]
         for mark in conversation.marks:
@@ -187,13 +187,13 @@ class OpenConversations:
             if mark.kind in ("name", "answer"):
                 self._ended.put(mark, None)
 
-    def _mark(self, conversation: OnlineConversation, kind: str, value: str | bytes) -> None:
+    def _mark(self, conversation: Conversation, kind: str, value: str | bytes) -> None:
         mark = Mark(conversation.client, kind, value)
         self._by_mark[mark] = conversation
         conversation.marks.append(mark)
 
 
-def checked_name(name: object) -> str:
+def check_name(name: object) -> str:
     """Return the name that a client gave a conversation; it is refused where it could be mistaken in a path or a file."""
     if not isinstance(name, str) or _CONVERSATION_NAME.fullmatch(name) is None:
         raise CallRefused(
@@ -229,16 +229,16 @@ def restored_episode(stored: StoredConversation, ticket: Ticket) -> Episode:
     return episode
 
 
-def conversation_name(path_name: str | None, header: str | None, fields: Mapping[str, object]) -> str | None:
+def name_of(path_name: str | None, header: str | None, fields: Mapping[str, object]) -> str | None:
     """Return the name that a request gives its conversation: in its path, its header, or the metadata of its body."""
     metadata = fields.get("metadata")
     inside = cast("Mapping[str, object]", metadata).get("conversation_id") if isinstance(metadata, Mapping) else None
     found = next((each for each in (path_name, header, inside) if each is not None), None)
-    return None if found is None else checked_name(found)
+    return None if found is None else check_name(found)
 
 
 def _answer_ids(response_id: str) -> list[str]:
-    return [dialect.answer_id(response_id) for dialect in served_dialects()]
+    return [dialect.answer_id(response_id) for dialect in DIALECTS.values()]
 
 
 def _body_digest(body: bytes) -> bytes:

@@ -21,17 +21,17 @@ from anyio.abc import TaskGroup
 
 from agentrl.client import Client, EpisodeSettings, PolicyBackend
 from agentrl.client.backend import Answer
-from agentrl.concurrency import task_group
 from agentrl.config import RunConfig
 from agentrl.engine.buffer import Ticket
-from agentrl.engine.sources import GroupIntake
+from agentrl.engine.parts import GroupIntake
 from agentrl.errors import RunStopped
+from agentrl.support.concurrency import task_group
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Group, StopReason, Turn
-from agentrl_doors.gateway.body import CallRefused
 from agentrl_doors.gateway.dialect import DialectCall
+from agentrl_doors.gateway.refusals import CallRefused
 from agentrl_doors.gateway.sessions.rewards import find_turn, plain_reward, set_reward
-from agentrl_doors.gateway.sessions.session import EpisodeSession
+from agentrl_doors.gateway.sessions.session import Session
 from agentrl_doors.online.conversation_files import (
     ConversationFiles,
     EndLine,
@@ -39,7 +39,7 @@ from agentrl_doors.online.conversation_files import (
     OpeningLine,
     StoredConversation,
 )
-from agentrl_doors.online.conversations import TRAFFIC, OnlineConversation, OpenConversations, episode_name, restored_episode
+from agentrl_doors.online.conversations import TRAFFIC, Conversation, OpenConversations, episode_name, restored_episode
 
 _ENDING: Final = "the run is ending and takes no more conversations; ask the next one"
 _LATER_S: Final = 30
@@ -57,7 +57,7 @@ class TrafficSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenFeedback:
+class Feedback:
     """A reward from a client."""
 
     value: object
@@ -74,7 +74,7 @@ class Traffic:
         renderer: chat template and tokenizer of the policy.
         run: the run; its rollout section bounds the turns and tokens of a conversation.
         settings: the rules for conversations.
-        served: serves the traffic inside its block, such as `online_server.serve_clients`.
+        served: serves the traffic inside its block, such as `server.serve_clients`.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Traffic:
         version = min(group.admitted_version for group in groups)
         return (Group(index=groups[0].index, task=TRAFFIC, episodes=episodes, admitted_version=version),)
 
-    def open(self, client: str, name: str | None) -> OnlineConversation:
+    def open(self, client: str, name: str | None) -> Conversation:
         """Return a new conversation of a client; where too many are open, an unused one gives way.
 
         Raises:
@@ -140,10 +140,8 @@ class Traffic:
         episode_id = episode_name(identity, ticket)
         on_turn = flight.enter_context(intake.flight(episode_id, TRAFFIC.id, ticket.index))
         policy = self._policy(intake, episode_id, on_turn)
-        conversation = OnlineConversation(
-            identity, client=client, name=name, episode=policy.episode, ticket=ticket, flight=flight
-        )
-        session = EpisodeSession(Client(policy), on_answer=partial(self._answered, conversation))
+        conversation = Conversation(identity, client=client, name=name, episode=policy.episode, ticket=ticket, flight=flight)
+        session = Session(Client(policy), on_answer=partial(self._answered, conversation))
         conversation.session = session
         self._files.add(identity, OpeningLine(id=identity, client=client, name=conversation.name))
         self._add(conversation)
@@ -175,21 +173,21 @@ class Traffic:
         )
 
     def count_tokens(self, call: DialectCall) -> int:
-        """Return the number of tokens of a call's prompt, whose conversation does not matter."""
+        """Return the number of tokens of a call's prompt; the call need not belong to a conversation."""
         intake, _ = self._parts()
-        with closing(EpisodeSession(Client(self._policy(intake, "", None)))) as session:
+        with closing(Session(Client(self._policy(intake, "", None)))) as session:
             return session.count_tokens(call)
 
-    def touch(self, conversation: OnlineConversation) -> None:
+    def touch(self, conversation: Conversation) -> None:
         """Take note that somebody uses a conversation, which puts off its end."""
         conversation.expires_at = anyio.current_time() + self._settings.idle_s
 
-    def abandon(self, conversation: OnlineConversation) -> None:
+    def abandon(self, conversation: Conversation) -> None:
         """End a conversation whose first request failed."""
         if conversation.episode.is_open and not conversation.episode.turns and not conversation.is_busy:
             self._end(conversation)
 
-    async def accept(self, conversation: OnlineConversation, feedback: GivenFeedback) -> None:
+    async def accept(self, conversation: Conversation, feedback: Feedback) -> None:
         """Set a reward; it is on the disk when this returns.
 
         Raises:
@@ -238,14 +236,14 @@ class Traffic:
         )
         return PolicyBackend(intake.backend, self._renderer, self._run.sampling, settings, seed=self._run.seed)
 
-    def _add(self, conversation: OnlineConversation) -> None:
+    def _add(self, conversation: Conversation) -> None:
         self._ids[conversation.ticket.index] = conversation.id
         self.conversations.add(conversation)
         self.touch(conversation)
         self._added.set()
         self._added = anyio.Event()
 
-    def _answered(self, conversation: OnlineConversation, call: DialectCall, answer: Answer) -> None:
+    def _answered(self, conversation: Conversation, call: DialectCall, answer: Answer) -> None:
         episode = conversation.episode
         turn = episode.turn_of(answer.id)
         assert turn is not None, "an answer is a recorded turn"
@@ -260,7 +258,7 @@ class Traffic:
         on_turn = flight.enter_context(intake.flight(episode.id, TRAFFIC.id, ticket.index))
         for turn in episode.turns:
             on_turn(turn)
-        conversation = OnlineConversation(
+        conversation = Conversation(
             opened.id, client=opened.client, name=opened.name, episode=episode, ticket=ticket, flight=flight
         )
         self._add(conversation)
@@ -281,13 +279,13 @@ class Traffic:
                 elif conversation.expires_at <= anyio.current_time():
                     self._end_unused(conversation)
 
-    def _end_unused(self, conversation: OnlineConversation, silent: str = "no_feedback") -> None:
+    def _end_unused(self, conversation: Conversation, silent: str = "no_feedback") -> None:
         """End a conversation that no client ended; without feedback it is dropped for the reason `silent`."""
         if conversation.has_feedback:
             self._files.add(conversation.id, EndLine())
         self._end(conversation, silent)
 
-    def _end(self, conversation: OnlineConversation, silent: str = "no_feedback") -> None:
+    def _end(self, conversation: Conversation, silent: str = "no_feedback") -> None:
         """End an episode, and put it into the buffer or drop it."""
         intake, _ = self._parts()
         episode, ticket, has_feedback = conversation.episode, conversation.ticket, conversation.has_feedback
@@ -313,7 +311,7 @@ class Traffic:
         intake.buffer.complete(group)
 
 
-async def _serve_calls(conversation: OnlineConversation, session: EpisodeSession) -> None:
+async def _serve_calls(conversation: Conversation, session: Session) -> None:
     with conversation.scope:
         await session.run()
 

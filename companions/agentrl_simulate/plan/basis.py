@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.commands.open_run import open_run
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.inference.config import runs_on_cpu
@@ -15,7 +16,6 @@ from agentrl.plan.memory import gpus_per_server, running_requests, server_memory
 from agentrl.plan.mesh import mesh_choice
 from agentrl.plan.model import ModelFacts
 from agentrl.plan.splits import DEFAULT_GPU
-from agentrl.runs.run import open_run
 from agentrl.trainer.config import ParallelConfig
 from agentrl_simulate.costs import (
     GPUS,

@@ -8,8 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from agentrl.commands.running import Overrides, load_run
-from agentrl.files import json_text
-from agentrl.watchdog.signals import interrupt_note
+from agentrl.processes.watchdog.signals import interrupt_note
+from agentrl.support.files import json_text
 from agentrl_simulate.plan.simulate import SimulationOrder, describe_simulation, parse_ratio, simulate_file
 
 

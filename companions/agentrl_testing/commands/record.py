@@ -19,8 +19,8 @@ from agentrl.config import RunConfig
 from agentrl.data.load import load_tasks
 from agentrl.episode.tape import Recorder, using_tape, write_cassette
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
-from agentrl.folders import make_private
-from agentrl.foreign import one_line
+from agentrl.support.folders import make_private
+from agentrl.support.foreign import one_line
 from agentrl.types import Task, Trajectory
 from agentrl.workflow import RolloutWorkflow, load_workflow
 from agentrl_testing.replays import make_cassette

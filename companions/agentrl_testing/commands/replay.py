@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.client.tools.functions import read_question
 from agentrl.commands.running import parse_json_object, run_job
 from agentrl.episode.tape import TapedAnswer, read_cassette
 from agentrl.errors import ConfigError
-from agentrl.foreign import one_line
-from agentrl.tools.functions import read_question
+from agentrl.support.foreign import one_line
 from agentrl.types import Trajectory
 from agentrl.workflow import load_workflow
 from agentrl_testing.replays import compare_with_cassette

@@ -15,13 +15,13 @@ from typing import Any, Final, Literal
 import anyio
 import orjson
 
+from agentrl.commands.open_run import Run, open_run
 from agentrl.commands.running import check_writable, parse_json_object, run_job
-from agentrl.concurrency import task_group
 from agentrl.episode.tape import Asked, Player
 from agentrl.errors import ConfigError, RunStopped
-from agentrl.foreign import one_line
 from agentrl.rollout.config import RolloutConfig
-from agentrl.runs.run import Run, open_run
+from agentrl.support.concurrency import task_group
+from agentrl.support.foreign import one_line
 from agentrl.types import EpisodeFailure, Trajectory
 from agentrl.workflow import GroupWorkflow, RolloutWorkflow, load_workflow
 from agentrl_testing.commands.replay import stored_tool_answers

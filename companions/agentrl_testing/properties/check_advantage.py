@@ -14,10 +14,10 @@ from typing import Final, Literal, TypeVar, cast
 import numpy as np
 from pydantic import BaseModel
 
-from agentrl.algo.advantage import advantages_by, valued_advantages
-from agentrl.algo.advantages.estimated import TurnTokens
+from agentrl.algo.advantages import TurnTokens
 from agentrl.algo.advantages.gae import ValueEstimate
 from agentrl.algo.advantages.players import Float64Array
+from agentrl.algo.batch_advantages import advantages_by, valued_advantages
 from agentrl.algo.slots import Loaded, as_loaded
 from agentrl.types import Float32Array, Group, Task, Trajectory
 from agentrl_testing.properties import timed_trees, trees

@@ -37,7 +37,7 @@ def check_policy_loss(
     dense: bool = False,
     reinforce: bool = True,
 ) -> None:
-    """Fail where the loss of a token depends on the packing, is not finite, or does not train what it should.
+    """Fail where the loss of a token depends on the packing, is not finite, or trains the wrong tokens.
 
     `options` are the second argument, if there is one; None: the defaults of the model that annotates it. `reference`
     computes the losses in plain floats, slowly. `dense` says that tokens of advantage 0 have a gradient. With `reinforce`,

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from agentrl.episode.checks import are_independent
+from agentrl.episode.trajectory import are_independent
 from agentrl.types import Trajectory
 from agentrl_testing.properties.trees import THETA, Array, Outcome, Step
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from agentrl.episode.trajectory import ForkReason
 from agentrl.errors import InvariantError
-from agentrl.foreign import visible
+from agentrl.support.foreign import visible
 from agentrl_viewer.runs.proof import Audit, AuditedTurn, VersionAudit, audit_run
 
 _MAX_FINDINGS: Final = 20

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from agentrl.foreign import visible
-from agentrl.runs.run import open_run
+from agentrl.commands.open_run import open_run
+from agentrl.support.foreign import visible
 from agentrl_viewer.runs.comparison import Figure, TaskPair, TaskResult, common_figures, common_tasks, differing_fields
 
 _HEADLINES: Final = {

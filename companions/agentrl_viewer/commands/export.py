@@ -13,13 +13,13 @@ from urllib.parse import quote
 
 import orjson
 
+from agentrl.commands.open_run import Run, open_run
 from agentrl.commands.running import check_writable
 from agentrl.episode.summary import EpisodeSummary, Purpose
 from agentrl.errors import ConfigError, RunStopped
-from agentrl.folders import make_private
-from agentrl.runs.reading import RecordedLine, read_record_lines
-from agentrl.runs.run import Run, open_run
-from agentrl.watchdog.signals import interrupt_note
+from agentrl.observe.runs.reading import RecordedLine, read_record_lines
+from agentrl.processes.watchdog.signals import interrupt_note
+from agentrl.support.folders import make_private
 from agentrl_viewer.exchange.atif_write import atif_document
 
 ExportFormat: TypeAlias = Literal["atif"]

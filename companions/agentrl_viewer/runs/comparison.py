@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple, cast
 
 import yaml
 
+from agentrl.commands.open_run import Run
 from agentrl.config import RunConfig
 from agentrl.config.describe import as_yaml, config_fields
 from agentrl.episode.summary import EpisodeSummary
 from agentrl.errors import ConfigError
 from agentrl.observe.metric_keys import METRIC_KEYS
-from agentrl.runs.run import Run
 
 _LAST_STEPS: Final = 5
 """Steps whose mean is the final figure of training."""

@@ -18,13 +18,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 import orjson
 
+from agentrl.commands.open_run import open_run
 from agentrl.episode.codec import stored_trajectory
 from agentrl.episode.summary import EndedEpisode, EpisodeSummary, summarize
 from agentrl.episode.trajectory import Trajectory, Turn, VersionSpan
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.observe.episode_files import read_lines
-from agentrl.runs.reading import read_index, read_metrics, read_trained_lines
-from agentrl.runs.run import open_run
+from agentrl.observe.runs.reading import read_index, read_metrics, read_trained_lines
 from agentrl.tokens.verify import request_digests, trained_digests, verify
 
 Verdict: TypeAlias = Literal["equal", "differs", "not recorded", "not trained"]
@@ -52,9 +52,9 @@ class AuditedTurn:
 
     turn: Turn
     sent: Verdict
-    """The ids of its request against the digest of those that were sent."""
+    """The ids of its request against the digest of the sent ids."""
     trained: Verdict
-    """Ids, log-probs and versions against the digest of those that were trained."""
+    """Ids, log-probs and versions against the digest of the trained ones."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -212,7 +212,7 @@ def _kept_steps(path: Path) -> int | None:
 
 
 class _Auditor:
-    """Checks records one after the other, each with what a step says that it trained of it."""
+    """Checks records one after the other, each against the training record of its step."""
 
     def __init__(self, path: Path, events: Sequence[_LoggedEvent], *, only: str | None) -> None:
         self._path, self._only, self._audit = path, only, Audit()
@@ -270,7 +270,7 @@ class _Auditor:
         return self._audit
 
     def _take(self, row: EpisodeSummary) -> _ProvedEpisode | None:
-        """Return what a step says that it trained of an episode."""
+        """Return the training record of an episode, from the step that trained it."""
         step = None if row.group is None else self._step_of.get(row.group)
         if step is None:
             return None

@@ -15,11 +15,11 @@ import msgspec
 import orjson
 import yaml
 
+from agentrl.commands.open_run import Run
 from agentrl.episode.summary import EpisodeSummary
 from agentrl.errors import ConfigError
-from agentrl.runs.reading import RESUMED_MARK, read_index, read_metrics
-from agentrl.runs.run import Run
-from agentrl.runs.run_lock import is_locked
+from agentrl.observe.runs.reading import RESUMED_MARK, read_index, read_metrics
+from agentrl.observe.runs.run_lock import is_locked
 from agentrl.types import JsonValue
 from agentrl_viewer.exchange.foreign_run import RUN_FILES, Closing
 from agentrl_viewer.view.episode import episode_json
@@ -103,7 +103,7 @@ class RunData:
 
     @property
     def name(self) -> str:
-        """The name of what the reader asked for."""
+        """The name of the run's directory."""
         return self.source.resolve().name
 
     def metrics(self, place: Place) -> bytes:

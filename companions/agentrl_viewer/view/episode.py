@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from agentrl.commands.open_run import StoredEpisode, TokenTexts
 from agentrl.episode.codec import turn_record
 from agentrl.episode.summary import TrainedTurn
-from agentrl.runs.run import StoredEpisode, TokenTexts
 from agentrl.types import Int32Array, Turn
 
 

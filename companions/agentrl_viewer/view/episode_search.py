@@ -15,7 +15,7 @@ import msgspec
 import orjson
 
 from agentrl.episode.summary import EpisodeSummary
-from agentrl.runs.reading import read_index, read_record_lines
+from agentrl.observe.runs.reading import read_index, read_record_lines
 from agentrl.types import JsonValue
 
 MAX_MATCHES: Final = 2000

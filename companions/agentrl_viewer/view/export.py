@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentrl.commands.open_run import Run, open_run
 from agentrl.episode.summary import EpisodeSummary
 from agentrl.errors import ConfigError
-from agentrl.runs.run import Run, open_run
 from agentrl_viewer.view.data import RunData
 from agentrl_viewer.view.document import document
 

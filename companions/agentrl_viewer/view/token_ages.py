@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from agentrl.episode.summary import TrainedEpisode, TrainedTurn
-from agentrl.runs.reading import read_index, read_record_lines, read_trained_lines
+from agentrl.observe.runs.reading import read_index, read_record_lines, read_trained_lines
 
 
 class SpansOfTurn(msgspec.Struct, frozen=True):

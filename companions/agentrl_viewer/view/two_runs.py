@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from agentrl.runs.run import Run
+from agentrl.commands.open_run import Run
 from agentrl_viewer.runs.comparison import TaskResult, common_figures, common_tasks, differing_fields
 from agentrl_viewer.view.metric_names import describe_metric
 

@@ -43,7 +43,7 @@ class CallCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StdinCase:
-    """One run of the program: what it reads, and what it writes to standard output."""
+    """One run of the program: its standard input, and the standard output that it must write."""
 
     stdin: str
     expected: str

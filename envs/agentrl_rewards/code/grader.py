@@ -14,9 +14,9 @@ from typing import Final, Protocol
 
 import anyio
 
-from agentrl.concurrency import task_group
 from agentrl.env import environment_boundary
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import task_group
 from agentrl_rewards.code.blocks import last_code_block
 from agentrl_rewards.code.cases import HiddenTests
 from agentrl_rewards.code.module_run import ModuleTestRun
@@ -66,7 +66,7 @@ class CodeGrade:
     def feedback(self) -> str:
         """Return lines for the policy to read: how many tests passed, and the outcome of the others.
 
-        They hold nothing that a submission can choose by the arguments of a hidden test.
+        Feedback never repeats text that a hidden test passed in.
         """
         passed = sum(case.passed for case in self.cases)
         kinds = {case.error for case in self.cases}

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final, cast
 
 from agentrl.errors import EnvironmentFault
-from agentrl.foreign import one_line, shortened
+from agentrl.support.foreign import one_line, shortened
 from agentrl_rewards.code.compare import read_tree
 from agentrl_rewards.code.module_program import TEST_FILE
 from agentrl_rewards.code.module_tests import ModuleTests

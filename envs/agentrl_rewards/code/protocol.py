@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
 import anyio.to_thread
 
 from agentrl.errors import EnvironmentFault
-from agentrl.foreign import one_line, shortened
+from agentrl.support.foreign import one_line, shortened
 from agentrl_rewards.code.cases import CallCase, FunctionTests, ProgramTests, StdinCase
 from agentrl_rewards.code.compare import kind_of, output_matches, read_tree, shown_value, value_matches
 from agentrl_rewards.code.loose import apply_views, group_of

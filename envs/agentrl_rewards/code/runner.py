@@ -19,7 +19,7 @@ READY_WIDTH: Final = 70_000
 _CLASS: Final = "Solution"
 _MAX_MESSAGE: Final = 400
 _VALUE_DEPTH: Final = 1_000
-"""Recursion limit while the value is written: its levels take more of the stack than those of a submission."""
+"""Recursion limit while the value is written: a level of the writer takes more stack than one of a submission."""
 
 
 class Channel:

@@ -1,4 +1,4 @@
-"""The system calls that a sandboxed program is refused, as a filter for the kernel.
+"""A filter for the kernel that refuses system calls of a sandboxed program.
 
 Invariant: a program can neither reach what namespaces do not separate nor hold memory that the sandbox does not count. The
 filter is a second wall: every call in it is one that namespaces or capabilities should refuse as well, or whose code in the

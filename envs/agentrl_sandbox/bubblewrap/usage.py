@@ -31,7 +31,7 @@ _NUMBERS: Final = itertools.count()
 KEPT_IN_MEMORY: Final = ("work", "tmp", "dev/shm")
 """Directories of a sandbox whose contents live in memory."""
 MOST_ENDED: Final = 1000
-"""The score of what the kernel ends first when the machine's memory runs out."""
+"""The `oom_score_adj` of processes that the kernel ends first when the machine runs out of memory."""
 _CPU_S: Final = 0.5
 """CPU seconds for the exact part of a reading; beyond them pages that processes share count fully for each."""
 _SLOW_S: Final = 0.2
@@ -264,7 +264,7 @@ class Usage:
         return total
 
     def _sockets(self, pids: list[str]) -> int:
-        """Return a bound of what sockets hold: unix ones fill the buffer of the sender, the kernel counts the others."""
+        """Return a bound of the bytes in sockets: unix ones fill the buffer of the sender, the kernel counts the others."""
         total = 0
         for pid in self._one_of_each(pids, "net"):
             counts = {line.split()[0]: int(line.split()[2]) for line in self._lines(f"{pid}/net/protocols")[1:]}
@@ -289,7 +289,7 @@ class Usage:
         return sum(piece.count(b"\n") for piece in self._pieces("locks")) * _LOCK
 
     def _pipes(self, pids: list[str]) -> int:
-        """Return a bound of what pipes hold, where there are many descriptors."""
+        """Return a bound of the bytes in pipes, where there are many descriptors."""
         many = 0
         for pid in pids:
             with suppress(OSError):

@@ -34,7 +34,7 @@ class Container:
     async def execute(
         self, argv: Sequence[str], *, environment: Mapping[str, str] | None = None, timeout_s: float | None = None
     ) -> Result:
-        """Run a command beside the shell to its end; what it leaves in its process group ends with it."""
+        """Run a command beside the shell to its end; the rest of its process group ends with it."""
         program = Program(argv=self._from_directory(argv), environment=environment or {})
         return await self.session.run(program, timeout_s=timeout_s)
 

@@ -88,7 +88,7 @@ def keep_parts(layer: Path, kept: Path, paths: Sequence[str], homes: Sequence[st
 
 
 def top_of_layer(layer: Path) -> list[str]:
-    """Return the absolute paths of what a dead layer has at its top, without names that are not UTF-8."""
+    """Return the absolute paths at the top of a dead layer, without names that are not UTF-8."""
     return [f"/{name}" for name in _names_in(layer) if is_utf8(name)]
 
 

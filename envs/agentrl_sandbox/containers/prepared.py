@@ -11,8 +11,8 @@ from typing import Final
 
 import anyio
 
-from agentrl.concurrency import outside_work
 from agentrl.errors import EnvironmentFault
+from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.containers.kept_bytes import KeptBytes
 from agentrl_sandbox.containers.protocol import MAX_STARTING, Workbench
 from agentrl_sandbox.types import MIB

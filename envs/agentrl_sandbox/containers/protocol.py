@@ -92,7 +92,7 @@ class Workbench(Protocol):
         ...
 
     async def changed(self) -> list[str]:
-        """Return the absolute paths of what the newest layer has at its top, such as `/app`, where they are UTF-8."""
+        """Return the absolute paths at the top of the newest layer, such as `/app`, without names that are not UTF-8."""
         ...
 
     async def read(self, path: str, *, max_bytes: int = 65_536) -> bytes:

@@ -1,4 +1,4 @@
-"""The turn to start an environment: a start costs far more than an environment that runs, so fewer of them may at a time."""
+"""Limits concurrent starts of environments, since a start costs far more than a running environment."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from agentrl.concurrency import outside_work
 from agentrl.errors import EnvironmentFault
+from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.containers.protocol import START_S
 
 

@@ -13,9 +13,8 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 
-from agentrl.concurrency import outside_work
-from agentrl.episode.usage_record import note_use
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.box import open_session
 from agentrl_sandbox.bubblewrap.host import Host, find_host
 from agentrl_sandbox.bubblewrap.seccomp import native_architecture, seccomp_filter
@@ -75,7 +74,6 @@ class BubblewrapWorkbench:
         if self._runs:
             raise ConfigError("containers: a workbench has one container at a time; end the other one first")
         limits, name = limits or self.limits, self._new_name()
-        note_use("bubblewrap", is_isolated=True)
         await self._in_thread((self._memory.outside / name).mkdir)
         lower = [*(f"{self._memory.inside}/{layer}" for layer in reversed(self._layers)), str(self._root.path)]
         parts = self._parts
@@ -112,7 +110,7 @@ class BubblewrapWorkbench:
         self._layers.append(kept)
 
     async def changed(self) -> list[str]:
-        """Return the absolute paths of what stands at the top of the newest layer."""
+        """Return the absolute paths at the top of the newest layer."""
         return await self._in_thread(partial(top_of_layer, self._memory.outside / self._layers[-1]))
 
     async def read(self, path: str, *, max_bytes: int = 65_536) -> bytes:

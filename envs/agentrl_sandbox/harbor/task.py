@@ -205,7 +205,7 @@ def harbor_tasks(path: str) -> Iterator[Task]:
 
 
 def _refuse_needs(folder: Path, read: _File) -> None:
-    """Refuse what a task needs and agentrl does not have, by the name of its field."""
+    """Refuse a task with needs that agentrl cannot meet; the error names the field."""
     given, verifier = read.environment, read.verifier
     needs: dict[str, object] = {
         "steps": read.steps and "tasks of several steps are not played",

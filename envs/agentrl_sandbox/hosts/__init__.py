@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from agentrl.companions import Command
+from agentrl.support.companions import Command
 
 COMMANDS: Final = {
     "sandbox-host": Command(

@@ -18,9 +18,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from anyio.abc import TaskGroup
 
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError
 from agentrl.servers.listening import Connections, guard, listening
+from agentrl.support.concurrency import task_group
 from agentrl_sandbox.containers import Container, Containers, Workbench
 from agentrl_sandbox.containers.fleet.host_wire import (
     AddBody,

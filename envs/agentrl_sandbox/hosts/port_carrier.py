@@ -14,7 +14,7 @@ import anyio
 from aiohttp import web
 from anyio.abc import SocketAttribute, SocketStream
 
-from agentrl.concurrency import task_group
+from agentrl.support.concurrency import task_group
 from agentrl_sandbox.containers.fleet.port_bytes import PING_S, carry_bytes
 
 _MAX_WAITING = 64

@@ -24,9 +24,9 @@ from aiohttp import web
 from anyio.abc import TaskGroup
 from pydantic import ValidationError
 
-from agentrl.concurrency import task_group
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.servers.listening import BODY_S, HEADERS_S, Connections, check_address, guard, listening
+from agentrl.support.concurrency import task_group
 from agentrl_sandbox.base import Sandbox
 from agentrl_sandbox.config import SandboxConfig, open_sandbox
 from agentrl_sandbox.hosts.holding import Holding

@@ -21,7 +21,7 @@ _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 _CHUNK = 1 << 20
 _MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
-"""Errors of this machine; all others come of what a layer holds."""
+"""Errors of this machine; all others come from the contents of a layer."""
 OWN = {"run/agentrl", "proc", "sys", "dev"}
 Look = dict[str, tuple[int, ...]]
 

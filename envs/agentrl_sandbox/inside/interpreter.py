@@ -27,7 +27,7 @@ class Interpreter(code.InteractiveInterpreter):
         self.status = 0
 
     def run_piece(self, source: str) -> int:
-        """Run `source` and return 0, 1 after an exception, or what it gave to `sys.exit`."""
+        """Run `source` and return its status: 0, 1 after an exception, or the argument of `sys.exit`."""
         self.num_pieces += 1
         self.status = 0
         name = f"<call {self.num_pieces}>"

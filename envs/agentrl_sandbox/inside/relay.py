@@ -74,7 +74,7 @@ class Relay:
             self.write_frame(self.number, OPEN)
 
     def serve(self, connection: Connection, events: int) -> None:
-        """Carry what a connection has, and give it what is for it."""
+        """Carry the bytes of a connection in both directions."""
         if self.connections.get(connection.number) is not connection:
             return
         try:

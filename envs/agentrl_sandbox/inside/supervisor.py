@@ -205,7 +205,7 @@ class Supervisor:
         return {**reply, "state_lost": reply["state_lost"] or is_lost}
 
     def do_run(self, argv: list[str], stdin: str, environment: dict[str, str], timeout_s: float) -> Reply:
-        """Run a command to its end, and end what it leaves behind in its group."""
+        """Run a command to its end, and end the rest of its process group."""
         try:
             process = subprocess.Popen(
                 argv,

@@ -17,7 +17,7 @@ from agentrl.algo.config import AlgorithmConfig
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.inflight import FinishedCalls
 from agentrl.engine.parts import EngineParts
-from agentrl.engine.training import SpotCheck
+from agentrl.engine.spot_check import SpotCheck
 from agentrl.errors import ConfigError, WeightSyncError
 from agentrl.inference.backend import Generation, LogprobTolerance, Probe
 from agentrl.inference.config import InferenceConfig

@@ -14,7 +14,6 @@ from anyio.abc import ByteStream
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.concurrency import task_group
 from agentrl.episode.codec import pack_score, pack_trajectory, pack_turn, packed, unpack_trajectory, unpack_turn, with_score
 from agentrl.errors import AgentRLError, ConfigError, InvariantError
 from agentrl.inference.backend import Context, GenerateRequest, SamplingParams
@@ -35,6 +34,7 @@ from agentrl.rollout.remote.frames import (
     unpack_task,
 )
 from agentrl.rollout.remote.worker import RemoteWorker
+from agentrl.support.concurrency import task_group
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task, Turn
 from tests.rollout.harness import PATIENCE_S, SAMPLING, Judge, episode, make_server, says

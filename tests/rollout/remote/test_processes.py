@@ -15,10 +15,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrl.concurrency import task_group
 from agentrl.errors import RolloutWorkerDied, RunStopped, StallError
 from agentrl.processes.base import RESTARTS
 from agentrl.rollout.remote.runner import RemoteRunner
+from agentrl.support.concurrency import task_group
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, Task, Trajectory, Turn
 from tests.rollout.harness import SAMPLING, make_server, says

@@ -16,12 +16,12 @@ import anyio
 import numpy as np
 import pytest
 
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, InvariantError, ServerUnavailable, WorkflowError
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import LocalRunner, PolicyRunner
 from agentrl.rollout.remote.runner import RemoteRunner
 from agentrl.servers.scripted.server import Fault, ScriptedCall, ScriptedReply
+from agentrl.support.concurrency import task_group
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import StopReason, Task, Trajectory, Turn
 from tests.rollout.harness import PATIENCE_S, SAMPLING, make_server, says

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, RequestRejected, ServerError, ServerTimeout, ServerUnavailable
 from agentrl.inference.backend import Generation, Probe
 from agentrl.servers.scripted.server import Fault, Hold, ScriptedCall, ScriptedReply, ScriptedServer, scripted_logprobs
+from agentrl.support.concurrency import task_group
 from agentrl.types import StopReason
 from tests.support.scripted import FAULTS, VOCAB, publication, request
 

@@ -13,7 +13,7 @@ import threading
 from types import FrameType
 
 
-def record(folder: str, package: str) -> None:
+def record(folder: str, packages: tuple[str, ...]) -> None:
     """Append to `entered` the process id, the number of the recording, and each file, while there is a recording."""
     with open(os.path.join(folder, "number"), "r+b") as file:
         number = mmap.mmap(file.fileno(), 1)
@@ -22,11 +22,11 @@ def record(folder: str, package: str) -> None:
 
     def profile(frame: FrameType, event: str, _: object) -> None:
         path = frame.f_code.co_filename
-        if not number[0] or event != "call" or not path.startswith(package) or (number[0], path) in seen:
+        if not number[0] or event != "call" or not path.startswith(packages) or (number[0], path) in seen:
             return
         if frame.f_code.co_flags & inspect.CO_OPTIMIZED and not is_importing(frame):
             seen.add((number[0], path))
-            os.write(entered, f"{os.getpid()} {number[0]} {path.removeprefix(package)}\n".encode())
+            os.write(entered, f"{os.getpid()} {number[0]} {path}\n".encode())
 
     threading.setprofile(profile)
     sys.setprofile(profile)
@@ -42,4 +42,4 @@ def is_importing(frame: FrameType | None) -> bool:
 
 
 if "AGENTRL_TEST_RECORDING" in os.environ:
-    record(os.environ["AGENTRL_TEST_RECORDING"], os.environ["AGENTRL_TEST_PACKAGE"])
+    record(os.environ["AGENTRL_TEST_RECORDING"], tuple(os.environ["AGENTRL_TEST_PACKAGES"].split(os.pathsep)))

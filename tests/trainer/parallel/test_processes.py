@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.concurrency import task_group
 from agentrl.errors import ConfigError, TrainerDied, TrainError
 from agentrl.processes.base import ProcessSpec
 from agentrl.processes.start import local_links
+from agentrl.support.concurrency import task_group
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.worker.client import RemoteTrainer, launch_trainer
 from agentrl.trainer.worker.place import RankPlace

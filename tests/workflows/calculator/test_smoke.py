@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from agentrl.commands.open_run import open_run
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
-from agentrl.runs.run import open_run
 from agentrl_workflows.calculator.recipe import FULL, SMOKE
 from agentrl_workflows.demo.command import next_command
 from agentrl_workflows.demo.run import run_demo

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from agentrl.commands.open_run import open_run
 from agentrl.errors import ConfigError
-from agentrl.runs.run import open_run
 from agentrl_workflows.code_demo.recipe import CODE, CODE_SMOKE
 from agentrl_workflows.demo.run import run_demo
 from tests.support.sandboxes import usable_host

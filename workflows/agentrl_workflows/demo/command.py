@@ -12,7 +12,7 @@ from cyclopts import App
 from rich.console import Console
 
 from agentrl.commands.running import Overrides
-from agentrl.watchdog.signals import describe_results, interrupt_note
+from agentrl.processes.watchdog.signals import describe_results, interrupt_note
 from agentrl_workflows.demo.recipe import DemoRecipe
 from agentrl_workflows.demo.run import run_demo
 

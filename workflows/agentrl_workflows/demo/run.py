@@ -22,9 +22,9 @@ from agentrl.config import RunConfig, load_config
 from agentrl.data.load import load_held_out
 from agentrl.engine.report import RunReport
 from agentrl.errors import ConfigError
-from agentrl.files import write_json
 from agentrl.inference.launch.sglang import find_sglang_python
-from agentrl.watchdog.loop import run_watched
+from agentrl.processes.watchdog.loop import run_watched
+from agentrl.support.files import write_json
 from agentrl.weights.merging import whole_model
 from agentrl.workflow import load_workflow
 from agentrl_workflows.demo.curve import draw_curve

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.tools import Tool, ToolError, tool
+from agentrl.client.tools import Tool, ToolError, tool
 from agentrl_rewards.code.grader import ProgramRunner
 from agentrl_sandbox import Program, WorkspaceSnapshot, diff_snapshots
 from agentrl_workflows.repositories.tasks import Edit

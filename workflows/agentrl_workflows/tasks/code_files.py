@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 from agentrl.data.source import DataRecord, read_records
 from agentrl.errors import ConfigError
-from agentrl.exact_json import decode_exact_json
+from agentrl.support.exact_json import decode_exact_json
 from agentrl.types import JsonValue, Task
 from agentrl_rewards.code import read_tests
 from agentrl_workflows.tasks.assertions import asserted_calls, checked_calls

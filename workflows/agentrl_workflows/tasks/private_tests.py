@@ -18,8 +18,8 @@ from rich.console import Console
 from agentrl.commands.running import run_command
 from agentrl.data.source import DataRecord, iterate_records
 from agentrl.errors import ConfigError
-from agentrl.exact_json import decode_exact_json, encode_exact_json
-from agentrl.foreign import one_line, shortened
+from agentrl.support.exact_json import decode_exact_json, encode_exact_json
+from agentrl.support.foreign import one_line, shortened
 from agentrl_sandbox import Limits, Sandbox, open_sandbox, python_program
 
 _MAX_MIB: Final = 512

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from agentrl.client import Client, MessageLike
+from agentrl.client.tools import reply_to, tool
 from agentrl.errors import ConfigError
-from agentrl.tools import reply_to, tool
 from agentrl.types import Task
 from agentrl_workflows.terminal.episode import TerminalWorkflow
 from agentrl_workflows.terminal.screen import Screen

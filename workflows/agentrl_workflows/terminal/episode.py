@@ -18,8 +18,8 @@ import anyio
 from pydantic import ValidationError
 
 from agentrl.client import Client, DoorSettings
-from agentrl.concurrency import outside_work
 from agentrl.errors import ConfigError, WorkflowError
+from agentrl.support.concurrency import outside_work
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
 from agentrl_sandbox.containers import LayerFile

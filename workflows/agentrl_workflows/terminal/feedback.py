@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 
 from agentrl.client import Client
-from agentrl.concurrency import outside_work
+from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.containers import Container
 from agentrl_sandbox.harbor.task import HarborTask
 from agentrl_sandbox.types import MIB, Limits

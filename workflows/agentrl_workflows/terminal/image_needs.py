@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 
 import anyio
 
-from agentrl.concurrency import outside_work
 from agentrl.errors import ConfigError, EnvironmentFault, RunStopped
+from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.containers import Containers
 from agentrl_sandbox.harbor.task import HarborTask
 from agentrl_sandbox.types import Limits

@@ -8,15 +8,19 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from agentrl.client.backend import Answer, Delta
-from agentrl.servers.http.errors import json_bytes
+from agentrl.servers.http.errors import json_bytes, openai_error
 from agentrl.tokens.messages import ToolCallFields, calls_of, text_of
 from agentrl.types import StopReason
 
+COMMENT: Final = b": the call runs\n\n"
+"""The sign of life that each reader of events passes over."""
+DONE: Final = b"data: [DONE]\n\n"
+"""The end of a stream of OpenAI's chunks."""
 _REASONING_NAMES = ("reasoning_content", "reasoning")
 
 
@@ -97,6 +101,18 @@ def frame(value: Mapping[str, object], event: str | None = None) -> bytes:
     """
     named = b"" if event is None else b"event: " + event.encode() + b"\n"
     return named + b"data: " + json_bytes(value) + b"\n\n"
+
+
+class ChunkSigns:
+    """The sign of life and the error of a stream of OpenAI's chunks."""
+
+    def sign(self) -> bytes:
+        """Return a comment."""
+        return COMMENT
+
+    def fail(self, message: str, *, status: int, code: str | None = None) -> Sequence[bytes]:
+        """Return an event with the error."""
+        return [frame(openai_error(message, status=status, code=code))]
 
 
 def created_now() -> int:

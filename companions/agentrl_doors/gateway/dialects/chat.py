@@ -1,4 +1,4 @@
-"""Chat completions as a dialect: one choice a call, in the shapes of OpenAI's API.
+"""Chat completions as a dialect, in the shapes of OpenAI's API.
 
 Invariant: an answer is what the client of a workflow returns for the same turn (`agentrl.client.completion`).
 """
@@ -6,29 +6,39 @@ Invariant: an answer is what the client of a workflow returns for the same turn 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from agentrl.client.arguments import EXTRA_NAMES, CreateArguments
 from agentrl.client.backend import Answer, Delta
 from agentrl.client.completion import ChunkWriter, completion
 from agentrl.servers.http.errors import openai_error
 from agentrl.types import Message
-from agentrl_doors.gateway.body import UNASKED, CallRefused
+from agentrl_doors.gateway.backend import SERVER_NAMES
 from agentrl_doors.gateway.dialect import Caller, DialectCall
-from agentrl_doors.gateway.dialects.answers import frame
+from agentrl_doors.gateway.dialects.answers import DONE, ChunkSigns, frame
 from agentrl_doors.gateway.dialects.callers import chat_caller
-from agentrl_doors.gateway.event_stream import COMMENT
-from agentrl_doors.gateway.fields import Fields, check_tools, omitted_text, read_object
+from agentrl_doors.gateway.fields import Fields, check_tools, omitted_text, read_choices, read_object
 from agentrl_doors.gateway.items import ItemStore
+from agentrl_doors.gateway.refusals import CallRefused
 
+Json = dict[str, Any]
+_UNASKED: Final = frozenset({"reasoning_effort", "verbosity"})
+"""Fields that programs send unasked to any model; a policy has no such setting."""
 _OF_CLIENTS: Final = frozenset({"timeout", "extra_body", "extra_headers", "extra_query", "model"})
-_ARGUMENTS: Final = frozenset(CreateArguments.__annotations__) - _OF_CLIENTS - UNASKED
+_ARGUMENTS: Final = frozenset(CreateArguments.__annotations__) - _OF_CLIENTS - _UNASKED
 
 
 class ChatDialect:
-    """`POST /v1/chat/completions`."""
+    """`POST /v1/chat/completions`.
+
+    A call of an episode is one turn. With `untrained` it may ask for several choices, and for the sampling arguments of
+    `SERVER_NAMES`.
+    """
 
     name = "chat"
+
+    def __init__(self, *, untrained: bool = False) -> None:
+        self._untrained = untrained
 
     def read(self, body: bytes, store: ItemStore | None, *, omit_media: bool = False) -> DialectCall:
         """Return a body as a call; the client checks arguments, and refuses those that nothing honours."""
@@ -46,24 +56,38 @@ class ChatDialect:
         extra = {name: value for name, value in sent.items() if name in EXTRA_NAMES}
         if extra:
             arguments["extra_body"] = extra
-        if arguments.pop("n", 1) != 1:
-            raise CallRefused(f"n={sent['n']!r:.40}: one call is one turn; call several times, or leave n out")
+        n, server_sampling = self._read_untrained(fields, arguments)
         return DialectCall(
             model=model,
             messages=cast("list[Message]", messages),
             arguments=arguments,
             stream=stream,
+            n=n,
+            server_sampling=server_sampling,
             ignored=(*fields.unread, *sorted(omitted)),
             body=sent,
         )
+
+    def _read_untrained(self, fields: Fields, arguments: dict[str, object]) -> tuple[int, Mapping[str, object]]:
+        """Take the choices and the sampling arguments of `SERVER_NAMES` out of the arguments, and return them."""
+        n = arguments.pop("n", 1)
+        if not self._untrained:
+            if n != 1:
+                raise CallRefused(f"n={n!r:.40}: one call is one turn; call several times, or leave n out")
+            return 1, {}
+        found = {name: value for name in SERVER_NAMES if (value := fields.any(name)) is not None}
+        for name in found:
+            arguments.pop(name, None)
+        return read_choices(fields), found
 
     def caller(self, call: DialectCall, headers: Mapping[str, str]) -> Caller:
         """Return who makes a call."""
         return chat_caller(call, headers)
 
-    def answer(self, call: DialectCall, answer: Answer) -> dict[str, object]:
+    def answer(self, call: DialectCall, answer: Answer) -> Json:
         """Return a chat completion."""
-        return _without_ids({**completion(answer).model_dump(mode="json", exclude_unset=True), "id": answer.id}, call)
+        fields = completion(answer).model_dump(mode="json", exclude_unset=True)
+        return _without_ids({**fields, "id": answer.id}, call)
 
     def events(self, call: DialectCall, answer_id: str) -> ChatEvents:
         """Return the writer of a chunked completion."""
@@ -81,40 +105,74 @@ class ChatDialect:
         return openai_error(message, status=status, code=code)
 
 
-class ChatEvents:
-    """The chunks of one completion as events."""
+def completion_of_choices(completions: Sequence[Json]) -> Json:
+    """Return one completion with the choices of all."""
+    choices = [{**each["choices"][0], "index": index} for index, each in enumerate(completions)]
+    return {**completions[0], "choices": choices, "usage": _usage_of_choices([each["usage"] for each in completions])}
 
-    def __init__(self, call: DialectCall, answer_id: str) -> None:
+
+class ChatEvents(ChunkSigns):
+    """The chunks of one choice as events; `end` is that of a stream with several choices."""
+
+    def __init__(self, call: DialectCall, answer_id: str, choice: int = 0, end: _StreamEnd | None = None) -> None:
         options = call.body.get("stream_options")
         usage = bool(cast("Mapping[str, object]", options).get("include_usage")) if isinstance(options, Mapping) else False
         self._chunks = ChunkWriter(answer_id, call.model or "policy", include_usage=usage)
-        self._call = call
+        self._call, self._choice, self._end = call, choice, end or _StreamEnd(1)
 
     def begin(self) -> Sequence[bytes]:
-        """Return the chunk with the role."""
-        return self._frames()
+        """Return nothing: the role comes with the first text."""
+        return []
 
     def push(self, delta: Delta) -> Sequence[bytes]:
         """Return the chunks of new text."""
         self._chunks.write(delta)
-        return self._frames()
+        return [frame(each) for each in self._taken()]
 
     def finish(self, answer: Answer) -> Sequence[bytes]:
-        """Return tool calls, the end, the usage where the call asks for it, and the marker of the end."""
+        """Return tool calls and the end; after the last choice the usage, where the call asks for it, and the marker."""
         self._chunks.write_end(answer)
-        return [*self._frames(), b"data: [DONE]\n\n"]
+        chunks = self._taken()
+        usages = [each for each in chunks if not each["choices"]]
+        return [*(frame(each) for each in chunks if each["choices"]), *self._end.after(usages)]
 
-    def sign(self) -> bytes:
-        """Return a comment."""
-        return COMMENT
+    def _taken(self) -> list[Json]:
+        chunks = [_without_ids(each.model_dump(mode="json", exclude_unset=True), self._call) for each in self._chunks.take()]
+        for choice in (each for chunk in chunks for each in chunk["choices"]):
+            choice["index"] = self._choice
+        return chunks
 
-    def fail(self, message: str, *, status: int, code: str | None = None) -> Sequence[bytes]:
-        """Return an event with the error."""
-        return [frame(openai_error(message, status=status, code=code))]
 
-    def _frames(self) -> list[bytes]:
-        chunks = [chunk.model_dump(mode="json", exclude_unset=True) for chunk in self._chunks.take()]
-        return [frame(_without_ids(chunk, self._call)) for chunk in chunks]
+def choice_events(call: DialectCall, answer_id: str) -> Sequence[ChatEvents]:
+    """Return the writers of the choices of one stream."""
+    end = _StreamEnd(call.n)
+    return [ChatEvents(call, answer_id, choice, end) for choice in range(call.n)]
+
+
+class _StreamEnd:
+    """The end of a stream, after the last of its choices."""
+
+    def __init__(self, choices: int) -> None:
+        self._left = choices
+        self._usages: list[Json] = []
+
+    def after(self, usages: Sequence[Json]) -> list[bytes]:
+        """Return the end if another choice, which has these chunks with its usage, is the last one."""
+        self._left -= 1
+        self._usages += usages
+        if self._left:
+            return []
+        counts = [each["usage"] for each in self._usages]
+        return [*(frame({**each, "usage": _usage_of_choices(counts)}) for each in self._usages[-1:]), DONE]
+
+
+def _usage_of_choices(usages: Sequence[Mapping[str, Any]]) -> Json:
+    """Return the usage of all choices: the prompt counts once, as at OpenAI."""
+    first, *others = usages
+    if not others:
+        return dict(first)
+    sampled = sum(each["completion_tokens"] for each in usages)
+    return {**first, "completion_tokens": sampled, "total_tokens": first["prompt_tokens"] + sampled}
 
 
 def _without_media(message: object, omitted: set[str]) -> object:
@@ -132,9 +190,9 @@ def _without_media(message: object, omitted: set[str]) -> object:
     return {**cast("Mapping[str, object]", message), "content": parts}
 
 
-def _without_ids(fields: dict[str, object], call: DialectCall) -> dict[str, object]:
+def _without_ids(fields: Json, call: DialectCall) -> Json:
     """Return a completion or chunk without the ids of tokens, unless the call has `return_token_ids`."""
     if not call.body.get("return_token_ids"):
-        for choice in cast("list[dict[str, object]]", fields["choices"]):
+        for choice in fields["choices"]:
             choice.pop("token_ids", None)
     return fields

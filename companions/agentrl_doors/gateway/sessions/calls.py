@@ -27,7 +27,7 @@ from agentrl.errors import (
     TokenError,
     WorkflowError,
 )
-from agentrl_doors.gateway.body import CallRefused
+from agentrl_doors.gateway.refusals import CallRefused
 from agentrl_doors.gateway.sessions.side_calls import OtherAnswers
 
 ANSWERED_ERRORS: Final = (
@@ -173,7 +173,7 @@ class SharedCall:
 
 
 class RecentCalls:
-    """The last calls of an episode, by what identifies their requests."""
+    """The last calls of an episode, by the identity of their requests."""
 
     def __init__(self) -> None:
         self._calls: dict[bytes, SharedCall] = {}

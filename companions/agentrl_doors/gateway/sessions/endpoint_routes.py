@@ -16,7 +16,7 @@ from aiohttp import web
 
 from agentrl.client import OtherModel
 from agentrl.servers.http.errors import decode_body, json_bytes
-from agentrl_doors.gateway.body import CallRefused
+from agentrl_doors.gateway.refusals import CallRefused
 
 ENDPOINT_ROUTES: Final = ("completions", "embeddings")
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=600.0)

@@ -95,7 +95,7 @@ class ResentHistory:
 
 
 def changes_of(recorded: Message, shown: Message, calls: Sequence[ToolCallFields], tools: object) -> set[Change] | None:
-    """Return the changes that make a recorded answer the one shown, whose calls are `calls`; None: it is another one."""
+    """Return how an answer that a client shows differs from a recorded one; None where it is another answer."""
     own = calls_of(recorded)
     changes: set[Change] = set()
     text, before = _text_of(shown), _text_of(recorded)

@@ -9,8 +9,8 @@ from agentrl.client.episode import Episode
 from agentrl.episode.checks import check_reward_parts
 from agentrl.errors import RewardError
 from agentrl.types import BranchPath
-from agentrl_doors.gateway.body import CallRefused
-from agentrl_doors.gateway.sessions.dialects import served_dialects
+from agentrl_doors.gateway.dialects import DIALECTS
+from agentrl_doors.gateway.refusals import CallRefused
 
 RewardValue: TypeAlias = float | dict[str, float]
 
@@ -53,7 +53,7 @@ def set_reward(episode: Episode, value: object, answer: object, branches: Sequen
 
 def find_turn(episode: Episode, response_id: str) -> int | None:
     """Return the turn of a response, whatever dialect it has; None if it is none of the episode."""
-    known = (episode.turn_of(dialect.answer_id(response_id)) for dialect in served_dialects())
+    known = (episode.turn_of(dialect.answer_id(response_id)) for dialect in DIALECTS.values())
     return next((each for each in known if each is not None), None)
 
 

@@ -11,9 +11,10 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final, NamedTuple
 
 import anyio
@@ -22,21 +23,18 @@ from aiohttp.typedefs import Handler
 from anyio.lowlevel import RunVar
 
 from agentrl.client import Client, Door, DoorSettings
-from agentrl.client.backend import Answer, Delta, Piece
-from agentrl.concurrency import task_group
-from agentrl.errors import AgentRLError, WorkflowError
+from agentrl.client.backend import Answer, Piece
+from agentrl.errors import WorkflowError
 from agentrl.servers.http.errors import json_reply
 from agentrl.servers.listening import Connections, Refusal, guard, listening, sent_key
-from agentrl_doors.gateway.body import CallRefused, code_of, status_of
-from agentrl_doors.gateway.dialect import Dialect, DialectCall, EventWriter
-from agentrl_doors.gateway.dialects.answers import delta_of
-from agentrl_doors.gateway.event_stream import KEEP_ALIVE_S, event_response
-from agentrl_doors.gateway.sessions.calls import SharedCall
-from agentrl_doors.gateway.sessions.dialects import COUNT_ROUTE, dialect_of_path, served_dialects, served_routes
+from agentrl.support.concurrency import task_group
+from agentrl_doors.gateway.dialect import Dialect, DialectCall
+from agentrl_doors.gateway.dialects import CHAT_ROUTE, COUNT_ROUTE, DIALECTS, dialect_of
+from agentrl_doors.gateway.event_stream import KEEP_ALIVE_S, frames_of, send_events
+from agentrl_doors.gateway.refusals import CallRefused, refusal_reply
 from agentrl_doors.gateway.sessions.endpoint_routes import ENDPOINT_ROUTES
-from agentrl_doors.gateway.sessions.session import EpisodeSession, Requester
+from agentrl_doors.gateway.sessions.session import Requester, Session
 from agentrl_doors.gateway.sessions.side_calls import other_answers
-from agentrl_doors.gateway.unexpected import unexpected_error
 
 _MAX_BODY_BYTES: Final = 32 * 2**20
 _SECRET_BYTES: Final = 32
@@ -51,7 +49,7 @@ _MAX_NAME: Final = 200
 _SPEAKER_MARKS: Final = ("role", "player", "agent")
 
 
-class RequestPlace(NamedTuple):
+class Place(NamedTuple):
     """The parts of a request's path."""
 
     secret: str | None
@@ -67,7 +65,7 @@ class _Secret(NamedTuple):
     """What a secret opens."""
 
     text: bytes
-    session: EpisodeSession | None
+    session: Session | None
     rewards: bool
     """Whether it sets rewards; else it samples."""
 
@@ -81,17 +79,14 @@ class DoorServer:
 
     def app(self, connections: Connections) -> web.Application:
         """Return the application that answers for all sessions."""
-        check = guard(None, connections, turn_away)
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[errors_in_dialect, check])
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        return app
+        return app_of(self._answer, None, connections)
 
     @contextmanager
-    def admitted(self, session: EpisodeSession, url: str) -> Generator[Door]:
+    def admitted(self, session: Session, url: str) -> Generator[Door]:
         """Yield the door of a session, whose secrets open it inside the block."""
         kinds = (False, True) if session.takes_rewards else (False,)
         secret_of = {rewards: secrets.token_urlsafe(_SECRET_BYTES) for rewards in kinds}
-        opened = {_secret_digest(each): _Secret(each.encode(), session, kind) for kind, each in secret_of.items()}
+        opened = {_digest(each): _Secret(each.encode(), session, kind) for kind, each in secret_of.items()}
         self._secrets |= opened
         try:
             yield Door(server_url=url, key=secret_of[False], reward_key=secret_of.get(True))
@@ -102,8 +97,8 @@ class DoorServer:
                     del self._ended[next(iter(self._ended))]
                 self._ended[digest] = None
 
-    def _session(self, secret: str, *, is_reward: bool) -> EpisodeSession:
-        digest = _secret_digest(secret)
+    def _session(self, secret: str, *, is_reward: bool) -> Session:
+        digest = _digest(secret)
         known = self._secrets.get(digest, _Secret(b"", None, rewards=False))
         if hmac.compare_digest(known.text, secret.encode("utf-8", "surrogateescape")) and known.session is not None:
             if is_reward and not known.rewards:
@@ -131,13 +126,14 @@ class DoorServer:
             _check_method(request, "POST")
             session.reward(await request.read())
             return json_reply({"object": "reward", "accepted": True})
-        dialect = dialect_of_path(place.route)
+        dialect = dialect_of(place.route)
         if dialect is not None:
             _check_method(request, "POST")
             if place.route == COUNT_ROUTE:
                 tokens = session.count_tokens(session.read(dialect, await request.read()))
                 return json_reply({"input_tokens": tokens})
-            return await _answer_model_call(request, dialect, session, place)
+            call = session.read(dialect, await request.read())
+            return await answer_call(request, dialect, call, session, requester_of(request, dialect, call, place))
         if place.route in ENDPOINT_ROUTES:
             _check_method(request, "POST")
             return await session.pass_on(request, place.route)
@@ -153,7 +149,7 @@ async def open_door(client: Client, settings: DoorSettings, *, keep_alive_s: flo
         raise WorkflowError("client.served needs the event loop of asyncio, got another one; run under asyncio") from None
     others = other_answers(client, settings.side_calls)
     async with others as other, task_group() as tasks, _shared_server() as (server, url):
-        session = EpisodeSession(client, settings=settings, other=other, keep_alive_s=keep_alive_s)
+        session = Session(client, settings=settings, other=other, keep_alive_s=keep_alive_s)
         client.episode.needs_call |= settings.no_call == "fail"
         tasks.start_soon(session.run)
         try:
@@ -201,13 +197,6 @@ async def _shared_server() -> AsyncGenerator[tuple[DoorServer, str]]:
                     await shared.running.aclose()
 
 
-async def _answer_model_call(
-    request: web.Request, dialect: Dialect, session: EpisodeSession, place: RequestPlace
-) -> web.StreamResponse:
-    asked = session.read(dialect, await request.read())
-    return await answer_call(request, dialect, asked, session, requester_of(request, dialect, asked, place))
-
-
 def retry_mark(request: web.Request) -> bool | None:
     """Return whether a client says that it makes a request again; None: it says nothing."""
     sent = request.headers.get(_RETRY_HEADER, "").strip()
@@ -218,7 +207,7 @@ async def answer_call(
     request: web.Request,
     dialect: Dialect,
     asked: DialectCall,
-    session: EpisodeSession,
+    session: Session,
     requester: Requester,
     headers: Mapping[str, str] | None = None,
 ) -> web.StreamResponse:
@@ -226,12 +215,11 @@ async def answer_call(
     call = session.ask(dialect, asked, requester, is_retry=retry_mark(request))
     with call.followed() as pieces:
         if asked.stream:
-            response = await _send_answer_events(
-                request, dialect, asked, call, pieces, headers or {}, interval_s=session.keep_alive_s
-            )
+            writer = cache(lambda: dialect.events(asked, call.id))
+            frames = frames_of(pieces, writer)
+            response = await send_events(request, frames, writer, interval_s=session.keep_alive_s, headers=headers)
         else:
-            answer = await _whole(pieces)
-            response = json_reply(dialect.answer(asked, answer))
+            response = json_reply(dialect.answer(asked, await _whole(pieces)))
             response.headers.update(headers or {})
             await response.prepare(request)
             await response.write_eof()
@@ -246,43 +234,8 @@ async def _whole(pieces: AsyncIterator[Piece]) -> Answer:
     raise CallRefused("the call ended without an answer", status=503)
 
 
-async def _send_answer_events(
-    request: web.Request,
-    dialect: Dialect,
-    asked: DialectCall,
-    call: SharedCall,
-    pieces: AsyncIterator[Piece],
-    headers: Mapping[str, str],
-    *,
-    interval_s: float,
-) -> web.StreamResponse:
-    """Send the events of a call as they come; an error before the first of them is raised, for a response of its own."""
-    writer: EventWriter | None = None
-    async with event_response(request, headers, interval_s=interval_s) as events:
-        try:
-            async for piece in pieces:
-                frames = [] if writer else [*(writer := dialect.events(asked, call.id)).begin()]
-                frames += _events_of(writer, piece)
-                events.sign = writer.sign()
-                if frames:
-                    await events.send(frames)
-        except ConnectionResetError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the client learns of it in the words of its dialect
-            known = error if isinstance(error, AgentRLError) else unexpected_error(error)
-            failing = writer or dialect.events(asked, call.id)
-            await events.fail(known, lambda: failing.fail(str(known), status=status_of(known), code=code_of(known)))
-    return events.response
-
-
-def _events_of(writer: EventWriter, piece: Piece) -> Sequence[bytes]:
-    if isinstance(piece, Answer):
-        return writer.finish(piece)
-    return writer.push(piece if isinstance(piece, Delta) else delta_of(piece))
-
-
 def answer_other(request: web.Request, route: str) -> web.StreamResponse:
-    """Answer what clients ask before and beside calls: whether there is a server, and its models."""
+    """Answer requests that are no calls: whether there is a server, and its models."""
     if request.method not in ("GET", "HEAD"):
         raise _unknown_route(request, route)
     model = {"id": _MODEL, "object": "model", "created": 0, "owned_by": "agentrl"}
@@ -296,7 +249,7 @@ def answer_other(request: web.Request, route: str) -> web.StreamResponse:
 
 
 def _unknown_route(request: web.Request, route: str) -> CallRefused:
-    there = ", ".join(f"POST {each}" for each in (*served_routes(), "reward"))
+    there = ", ".join(f"POST {each}" for each in (*DIALECTS, "reward"))
     return CallRefused(
         f"there is no {request.method} {route or '/'} of an episode; there is {there}, GET models", status=404
     )
@@ -307,7 +260,7 @@ def _check_method(request: web.Request, method: str) -> None:
         raise CallRefused(f"this route takes {method}, got {request.method}", status=405)
 
 
-def place_of(request: web.Request) -> RequestPlace:
+def place_of(request: web.Request) -> Place:
     """Return the parts of a path: `/e/KEY` or `/c/CONVERSATION`; a role, player and agent; `/v1`; the route."""
     parts = [part for part in request.path.split("/") if part]
     secret = None
@@ -316,10 +269,10 @@ def place_of(request: web.Request) -> RequestPlace:
     marks: dict[str, str] = {}
     while len(parts) > 1 and parts[0] in _SPEAKER_MARKS:
         marks[parts[0]], parts = parts[1], parts[2:]
-    return RequestPlace(secret, "/".join(parts[1:] if parts[:1] == ["v1"] else parts), marks)
+    return Place(secret, "/".join(parts[1:] if parts[:1] == ["v1"] else parts), marks)
 
 
-def requester_of(request: web.Request, dialect: Dialect, call: DialectCall, place: RequestPlace) -> Requester:
+def requester_of(request: web.Request, dialect: Dialect, call: DialectCall, place: Place) -> Requester:
     """Return the sender of a request: by its path, else by headers, and by the marks of its program."""
     found = {name: place.marks.get(name) or request.headers.get(f"x-agentrl-{name}", "") for name in _SPEAKER_MARKS}
     for name, value in found.items():
@@ -328,37 +281,34 @@ def requester_of(request: web.Request, dialect: Dialect, call: DialectCall, plac
     return Requester(dialect.caller(call, request.headers), **found, sample=request.headers.get(_SAMPLE_HEADER, ""))
 
 
-def _secret_digest(secret: str) -> bytes:
+def _digest(secret: str) -> bytes:
     return hashlib.blake2b(secret.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
+def app_of(answer: Handler, accepts: Callable[[str], bool] | None, connections: Connections) -> web.Application:
+    """Return the application that answers every path; `accepts` says whether it takes a key, None: `answer` does."""
+    check = guard(accepts, connections, _turned_away)
+    app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json, check])
+    app.router.add_route("*", "/{path:.*}", answer)
+    return app
+
+
 @web.middleware
-async def errors_in_dialect(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer errors in the shape of the dialect whose route the request names."""
     try:
         return await handler(request)
-    except AgentRLError as error:
-        response = _refusal_in_dialect(request, str(error), status_of(error), code_of(error))
-        if isinstance(error, CallRefused) and "Retry-After" in response.headers:
-            response.headers["Retry-After"] = str(error.retry_after_s)
-        return response
     except web.HTTPException as error:
-        return _refusal_in_dialect(request, error.reason, error.status, None)
+        return _refuse(request, CallRefused(error.reason, status=error.status))
     except ConnectionResetError:
         raise  # the client has disconnected, so there is no one to answer
     except Exception as error:  # noqa: BLE001 - the client learns of it in the words of its dialect
-        fault = unexpected_error(error)
-        return _refusal_in_dialect(request, str(fault), fault.status or 500, fault.code)
+        return _refuse(request, error)
 
 
-def turn_away(request: web.Request, refused: Refusal) -> web.Response:
-    """Answer a request that no route gets to see."""
-    return _refusal_in_dialect(request, refused.reason, refused.status, None)
+def _turned_away(request: web.Request, refused: Refusal) -> web.Response:
+    return _refuse(request, CallRefused(refused.reason, status=refused.status))
 
 
-def _refusal_in_dialect(request: web.Request, message: str, status: int, code: str | None) -> web.Response:
-    dialect = dialect_of_path(place_of(request).route) or served_dialects()[0]
-    response = json_reply(dialect.refusal(message, status=status, code=code), status=status)
-    if status in (429, 503):
-        response.headers["Retry-After"] = "1"
-    return response
+def _refuse(request: web.Request, error: Exception) -> web.Response:
+    return refusal_reply(error, dialect_of(place_of(request).route) or DIALECTS[CHAT_ROUTE])

@@ -19,15 +19,15 @@ from anyio.lowlevel import RunVar
 from agentrl.client import Client, DoorSettings
 from agentrl.client.arguments import overruled_sampling, without_arguments
 from agentrl.client.backend import Answer, AskedCall
-from agentrl.concurrency import task_group
 from agentrl.servers.http.errors import decode_body, json_bytes
+from agentrl.support.concurrency import task_group
 from agentrl.tokens.template.rendering import ToolSchemas
 from agentrl.types import BranchPath, Speaker
-from agentrl_doors.gateway.body import CallRefused
 from agentrl_doors.gateway.dialect import Caller, Dialect, DialectCall
 from agentrl_doors.gateway.event_stream import KEEP_ALIVE_S
-from agentrl_doors.gateway.ignored import IgnoredFields
+from agentrl_doors.gateway.fields import IgnoredFields
 from agentrl_doors.gateway.items import ItemStore
+from agentrl_doors.gateway.refusals import CallRefused
 from agentrl_doors.gateway.sessions.calls import RecentCalls, SharedCall
 from agentrl_doors.gateway.sessions.endpoint_routes import unanswered_route
 from agentrl_doors.gateway.sessions.matching import ResentHistory
@@ -47,7 +47,7 @@ PASSED_METRIC: Final = "gateway.passed_on."
 IGNORED_METRIC: Final = "gateway.ignored."
 """The metric `gateway.ignored.FIELD`: requests with a field that has no effect."""
 MAX_ROLES: Final = 64
-"""Names of roles that the clients of a process make up, and of players; turns of further ones have those of `OTHER_ROLE`."""
+"""Most names of roles that clients make up in a process; turns of further ones have `OTHER_ROLE`. The same for players."""
 OTHER_ROLE: Final = "other_role"
 OTHER_PLAYER: Final = "other_player"
 _made_up: RunVar[dict[str, set[str]]] = RunVar("agentrl_made_up_names")
@@ -56,7 +56,7 @@ _NOT_OF_THE_CALL: Final = frozenset({"stream", "stream_options"})
 
 
 class Requester(NamedTuple):
-    """The sender of a request, as the request says."""
+    """Who sends a request, in its own words."""
 
     caller: Caller
     """By the marks of its program."""
@@ -69,7 +69,7 @@ class Requester(NamedTuple):
     """Requests with another one are other requests."""
 
 
-class EpisodeSession:
+class Session:
     """The episode of one client, as a server's routes see it.
 
     Args:
@@ -183,7 +183,7 @@ class EpisodeSession:
         return AskedCall(messages, arguments, speaker, self.client.timeout), None
 
     def _with_run_sampling(self, arguments: dict[str, object], *, is_trained: bool) -> dict[str, object]:
-        """Return the arguments of a call of the policy without those that the run overrules, which are counted."""
+        """Return the arguments of a call without those that the run overrules; counts the latter."""
         sampling, backend = self.client.backend.run_sampling, self.client.backend
         if sampling is None or backend.is_replay:
             return arguments

@@ -1,4 +1,4 @@
-"""Side calls and roles: what tells calls from those of the main agent, and the answers of another model.
+"""Side calls: how they and other roles are told from the main agent's calls, and the model that may answer them.
 
 Invariant: a side call is a turn of the episode with its messages, its answer and a mark, whoever answers it. A turn of
 another model has no tokens and is never trained.
@@ -89,7 +89,7 @@ class OtherAnswers:
 
 @asynccontextmanager
 async def other_answers(client: Client, rule: SideCalls | None) -> AsyncGenerator[OtherAnswers | None]:
-    """Yield what answers side calls in the place of the policy; None where the policy, or a record, answers them."""
+    """Yield the model that answers side calls; None where the policy or a record answers them."""
     if rule is None or not isinstance(rule.answer, OtherModel) or client.backend.is_replay:
         yield None
         return

@@ -14,8 +14,8 @@ from typing import Final
 import aiohttp
 import anyio
 
-from agentrl.concurrency import outside_work, task_group
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import outside_work, task_group
 from agentrl_sandbox.containers.fleet.placement import Placement, refuse_misfit
 from agentrl_sandbox.containers.fleet.remote_host import NoRoom, RemoteHost, RemoteWorkbench
 from agentrl_sandbox.containers.protocol import ANY_IMAGE, CONTAINER_LIMITS, MAX_STARTING

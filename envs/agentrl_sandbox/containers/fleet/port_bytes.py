@@ -9,7 +9,7 @@ import aiohttp
 import anyio
 from anyio.abc import ByteStream, SocketStream
 
-from agentrl.concurrency import task_group
+from agentrl.support.concurrency import task_group
 
 END: Final = "end"
 PING_S: Final = 20.0

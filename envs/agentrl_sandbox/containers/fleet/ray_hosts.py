@@ -18,7 +18,6 @@ from typing import Final, Protocol
 import anyio
 import msgspec
 
-from agentrl.concurrency import task_group
 from agentrl.errors import AgentRLError, ConfigError, LaunchError
 from agentrl.processes.base import (
     HOST_WORD,
@@ -32,6 +31,7 @@ from agentrl.processes.base import (
 )
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.ray import import_ray, num_nodes, open_ray, ray_address
+from agentrl.support.concurrency import task_group
 from agentrl_sandbox.containers.fleet.fleet import HostFleet
 from agentrl_sandbox.containers.fleet.remote_host import RemoteHost
 

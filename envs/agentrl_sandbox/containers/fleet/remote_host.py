@@ -16,9 +16,8 @@ import anyio.to_thread
 import msgspec
 from anyio.abc import TaskGroup
 
-from agentrl.concurrency import task_group
-from agentrl.episode.usage_record import note_use
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import task_group
 from agentrl_sandbox.containers.container import Container
 from agentrl_sandbox.containers.fleet.host_wire import (
     AddBody,
@@ -261,7 +260,6 @@ class RemoteWorkbench:
         """Start a container as `Workbench.run` describes; its connections to the port come here over web sockets."""
         inner, outer = (port, port) if port is None or isinstance(port, int) else port
         limits = limits or self.limits
-        note_use("bubblewrap", is_isolated=True)
         body = RunBody(directory=directory, environment=dict(environment or {}), limits=limits.model_dump(), port=inner)
         opened = await self._host.ask(f"{self._path}/runs", body, Opened, patience_s=START_S)
         path = f"{self._path}/runs/{opened.name}"

@@ -19,9 +19,8 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from agentrl.concurrency import outside_work
-from agentrl.episode.usage_record import note_use
 from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.containers.container import Container
 from agentrl_sandbox.containers.layer_archive import snapshot_layers
 from agentrl_sandbox.containers.layer_files import read_layer_files
@@ -104,7 +103,6 @@ class CopiedWorkbench:
         limits = limits or self.limits
         if self._runs:
             raise ConfigError("containers: a workbench has one container at a time; end the other one first")
-        note_use(self._service.name, is_isolated=True)
         wanted = WantedEnvironment(self._image, limits, {**CONTAINER_VARIABLES, **(environment or {})})
         self._runs = True
         try:

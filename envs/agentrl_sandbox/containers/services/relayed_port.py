@@ -15,8 +15,8 @@ import anyio
 from anyio.abc import SocketStream, TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from agentrl.concurrency import task_group
 from agentrl.errors import EnvironmentFault
+from agentrl.support.concurrency import task_group
 from agentrl_sandbox.box import BOX_START_S
 from agentrl_sandbox.inside import files_inside
 from agentrl_sandbox.passage import MAX_CARRIED, Port

@@ -29,7 +29,7 @@ from agentrl_sandbox.remote import open_remote
 from tests.support.hosts import HOST_KEY, running_host, serving_sandbox
 from tests.support.leftovers import processes_with
 
-pytestmark = [pytest.mark.starts, pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio]
 LEAVE = "setsid sleep {} >/dev/null 2>&1 & until grep -q sleep /proc/$!/comm; do :; done"
 """Leaves a process in a group of its own, and returns when that has begun."""
 LIMITS = CONTAINER_LIMITS.model_copy(update={"memory_mb": 256, "wall_s": 300.0})
@@ -47,6 +47,7 @@ async def fleet() -> AsyncGenerator[tuple[HostFleet, dict[str, subprocess.Popen[
             yield opened, {one[0]: one[1], two[0]: two[1]}
 
 
+@pytest.mark.starts
 async def test_a_container_of_a_host_does_what_one_here_does(
     fleet: tuple[HostFleet, dict[str, subprocess.Popen[bytes]]],
 ) -> None:
@@ -84,6 +85,7 @@ async def test_a_container_of_a_host_does_what_one_here_does(
             pass
 
 
+@pytest.mark.starts
 async def test_the_episodes_of_a_host_that_dies_are_faults_and_run_again_on_another(
     fleet: tuple[HostFleet, dict[str, subprocess.Popen[bytes]]],
 ) -> None:
@@ -125,6 +127,7 @@ async def test_the_episodes_of_a_host_that_dies_are_faults_and_run_again_on_anot
     assert first.state is None
 
 
+@pytest.mark.starts
 async def test_a_program_on_a_host_reaches_one_port_of_the_run(
     fleet: tuple[HostFleet, dict[str, subprocess.Popen[bytes]]],
 ) -> None:
@@ -155,6 +158,7 @@ async def test_a_program_on_a_host_reaches_one_port_of_the_run(
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.starts
 async def test_one_host_runs_programs_and_gives_containers(
     fleet: tuple[HostFleet, dict[str, subprocess.Popen[bytes]]],
 ) -> None:
@@ -171,6 +175,7 @@ async def test_one_host_runs_programs_and_gives_containers(
         assert (await session.python("import os; os.path.exists('/tmp/x')")).text == "False"
 
 
+@pytest.mark.starts
 async def test_a_host_that_lacks_what_is_asked_of_it_is_refused_by_name(sandbox: BoxSandbox) -> None:
     async with serving_sandbox(sandbox) as url:
         with pytest.raises(ConfigError, match="gives no containers; start it with `agentrl sandbox-host`"):
@@ -182,6 +187,7 @@ async def test_a_host_that_lacks_what_is_asked_of_it_is_refused_by_name(sandbox:
                 pass
 
 
+@pytest.mark.starts
 async def test_what_a_host_held_is_gone_with_it_and_with_its_run() -> None:
     with running_host() as (url, process):
         async with open_fleet([url], api_key=HOST_KEY, limits=LIMITS) as opened:
@@ -210,6 +216,7 @@ def wait_until_none_has(word: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.starts
 async def test_hosts_that_refuse_are_named() -> None:
     with running_host("--max-open", "1") as (url, _):
         with pytest.raises(ConfigError, match="answered 401"):

@@ -21,8 +21,6 @@ from agentrl_sandbox.remote import open_remote
 from agentrl_sandbox.types import Limits, Program, python_program
 from tests.support.hosts import serving_sandbox
 
-pytestmark = pytest.mark.starts
-
 PROGRAM = {"argv": ["true"]}
 JSON = {"Content-Type": "application/json"}
 
@@ -41,6 +39,7 @@ async def _post(url: str, path: str, body: bytes | object, **headers: str) -> tu
         return response.status, str((await response.json()).get("error", ""))
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("headers", "why"),
     [
@@ -60,6 +59,7 @@ async def test_without_a_key_a_web_page_starts_no_program(sandbox: BoxSandbox, h
             assert (await remote.run(python_program("print(1)"))).text == "1"
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("site", "expected"), [(None, 200), ("none", 200), ("same-origin", 200), ("same-site", 403), ("cross-site", 403)]
 )
@@ -75,6 +75,7 @@ async def test_without_a_key_no_other_site_reads_what_the_server_is(
         assert response.status == expected
 
 
+@pytest.mark.starts
 async def test_a_compressed_body_is_refused_before_it_grows(sandbox: BoxSandbox) -> None:
     async with serving_sandbox(sandbox, api_key="key") as url:
         body = gzip.compress(b" " * (64 << 20))
@@ -82,6 +83,7 @@ async def test_a_compressed_body_is_refused_before_it_grows(sandbox: BoxSandbox)
     assert (status, said) == (415, "Content-Encoding 'gzip' is not read here: send the body as it is")
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("sent", [b"POST /run HTTP/1.1\r\nHost: local", b"POST /run HTTP/1.1\r\nHost: localhost\r\n%s{"])
 async def test_a_request_that_is_never_finished_ends(sandbox: BoxSandbox, sent: bytes) -> None:
     rest = b"Content-Type: application/json\r\nContent-Length: 400\r\n\r\n"
@@ -95,6 +97,7 @@ async def test_a_request_that_is_never_finished_ends(sandbox: BoxSandbox, sent: 
                 await stream.receive()
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("name", list(dict(MAX_LIMITS)))
 async def test_a_limit_over_the_servers_maximum_is_refused_by_name(sandbox: BoxSandbox, name: str) -> None:
     most = dict(MAX_LIMITS)[name]
@@ -106,6 +109,7 @@ async def test_a_limit_over_the_servers_maximum_is_refused_by_name(sandbox: BoxS
         assert (await _post(url, "/run", {**PROGRAM, "limits": {name: most}}))[0] in (200, 503)
 
 
+@pytest.mark.starts
 async def test_a_caller_without_limits_gets_no_more_than_the_servers_maxima(sandbox: BoxSandbox) -> None:
     maxima = MAX_LIMITS.model_copy(update={"processes": 16, "open_files": 32})
     command = "ulimit -n; ulimit -u; ulimit -v"
@@ -121,6 +125,7 @@ async def test_a_caller_without_limits_gets_no_more_than_the_servers_maxima(sand
     assert (ran.split(), called.split()) == ([b"32", b"16", b"%d" % own],) * 2
 
 
+@pytest.mark.starts
 async def test_a_client_learns_at_once_that_its_limits_are_over_the_servers(sandbox: BoxSandbox) -> None:
     async with serving_sandbox(sandbox, maxima=MAX_LIMITS.model_copy(update={"memory_mb": 256})) as url:
         with pytest.raises(
@@ -130,6 +135,7 @@ async def test_a_client_learns_at_once_that_its_limits_are_over_the_servers(sand
                 pass
 
 
+@pytest.mark.starts
 async def test_no_more_sessions_open_than_the_server_allows(sandbox: BoxSandbox) -> None:
     limits = Limits(wall_s=60)
     async with serving_sandbox(sandbox, max_sessions=1) as url, open_remote(url, limits=limits) as remote:
@@ -141,6 +147,7 @@ async def test_no_more_sessions_open_than_the_server_allows(sandbox: BoxSandbox)
             assert (await second.python("2 + 2")).text == "4"
 
 
+@pytest.mark.starts
 async def test_a_session_waits_for_one_that_ends(sandbox: BoxSandbox) -> None:
     limits = Limits(wall_s=60)
     async with (
@@ -160,6 +167,7 @@ async def test_a_session_waits_for_one_that_ends(sandbox: BoxSandbox) -> None:
             assert (await first.python("1 + 1")).text == "2"
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("timeout_s", ["-1", "1e9"])
 async def test_a_call_takes_no_longer_than_the_server_allows(sandbox: BoxSandbox, timeout_s: str) -> None:
     async with serving_sandbox(sandbox) as url:
@@ -170,6 +178,7 @@ async def test_a_call_takes_no_longer_than_the_server_allows(sandbox: BoxSandbox
 DEEP = b'{"request": %s, "timeout_s": 1}' % (b"[" * 200_000 + b"]" * 200_000)
 
 
+@pytest.mark.starts
 async def test_json_that_is_nested_too_deeply_is_the_callers_error(sandbox: BoxSandbox) -> None:
     async with serving_sandbox(sandbox) as url:
         for path in ("/run", "/sessions", "/sessions/x"):
@@ -177,6 +186,7 @@ async def test_json_that_is_nested_too_deeply_is_the_callers_error(sandbox: BoxS
         assert (await _post(url, "/run", PROGRAM))[0] == 200
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     "program",
     [
@@ -192,6 +202,7 @@ async def test_a_command_that_no_kernel_starts_is_the_callers_error(sandbox: Box
         assert (status, "pass the data as a file or standard input" in said) == (400, True), said
 
 
+@pytest.mark.starts
 async def test_the_longest_command_that_is_taken_runs(sandbox: BoxSandbox) -> None:
     words = ["x" * 130_000] * 7 + ["y" * 1000] * 100
     async with serving_sandbox(sandbox) as url, open_remote(url, limits=Limits(wall_s=60)) as remote:
@@ -208,6 +219,7 @@ def test_the_maxima_are_options_of_the_command() -> None:
         sandbox_host_command(max=("memory_mb=many",), containers=False)
 
 
+@pytest.mark.starts
 async def test_a_pool_of_a_run_meets_a_server_that_is_full(sandbox: BoxSandbox) -> None:
     async with (
         serving_sandbox(sandbox, max_sessions=1) as url,

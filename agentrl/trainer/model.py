@@ -149,7 +149,6 @@ class PolicyModel:
         set_for_training(self.module, gradient_checkpointing=gradient_checkpointing)
         mesh = self.ranks.mesh(device)
         self.adapter: Adapter | None = None
-        self._takes_trees = False
         self._forward = self._token_rows
         self._cut: SequenceCut | None = None
         self.tensor_group: dist.ProcessGroup | None = None
@@ -287,9 +286,8 @@ class PolicyModel:
         """Return [k, n]: a row for each thing that the batch asks for, in the order of `TokenOutputs`."""
         if self._cut is not None:
             return self._cut_rows(batch, self._cut)
-        if batch.row is not None and not self._takes_trees:
+        if batch.row is not None:
             share_prefixes(self.module)
-            self._takes_trees = True
         tree = {} if batch.row is None else {"position_ids": batch.row.depths, "shared_row": batch.row}
         hidden = self._base(input_ids=batch.input_ids, use_cache=False, **tree).last_hidden_state
         return self._head_rows(hidden, batch.positions, batch.targets, batch.temperatures, batch)

@@ -85,8 +85,9 @@ def can_share_prefixes(module: PreTrainedModel) -> bool:
 
 
 def share_prefixes(module: PreTrainedModel) -> None:
-    """Let `module` compute rows that are trees."""
-    module.set_attn_implementation(SHARED_ATTENTION)
+    """Let `module` compute rows that are trees, from the first such row on."""
+    if module.config._attn_implementation != SHARED_ATTENTION:  # pyright: ignore[reportPrivateUsage]
+        module.set_attn_implementation(SHARED_ATTENTION)
 
 
 def shared_attention(

@@ -39,7 +39,7 @@ def saved_steps(trainer: ScriptedTrainer) -> list[int]:
 async def test_checkpoints_are_saved_by_time_and_at_the_end(
     tmp_path: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: list[int]
 ) -> None:
-    monkeypatch.setattr("agentrl.engine.training.CHECKPOINT_AGE_S", seconds)
+    monkeypatch.setattr("agentrl.engine.checkpoints.CHECKPOINT_AGE_S", seconds)
     trainer = ScriptedTrainer()
     await run(make_engine(tmp_path, renderer, trainer=trainer, steps=3))
     assert saved_steps(trainer) == expected

@@ -11,7 +11,7 @@ from pathlib import Path
 from agentrl.commands.open_run import open_run
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.inference.config import runs_on_cpu
+from agentrl.inference.config import CPU_THREADS, runs_on_cpu
 from agentrl.plan.memory import gpus_per_server, running_requests, server_memory, trained_parameters
 from agentrl.plan.mesh import mesh_choice
 from agentrl.plan.model import ModelFacts
@@ -88,7 +88,7 @@ def measured_machines(run: RunConfig) -> MeasuredMachines:
         trainer_gpus=fleet.trainer_gpus,
         rereads_context=run.resolved_inference.pause_mode == "exact",
         shares_cores=on_cpu and here,
-        server_threads=inference.threads or 1,
+        server_threads=CPU_THREADS,
         trainer_threads=run.trainer.threads,
     )
 

@@ -156,8 +156,11 @@ class Session:
     def _asked(self, dialect: Dialect, call: DialectCall, requester: Requester) -> tuple[AskedCall, OtherAnswers | None]:
         """Return what a new request asks, and who answers it in the place of the policy."""
         own, caller, rule = self.client.speaker, requester.caller, self._settings.side_calls
-        role = requester.role or caller.role or role_by_rule(self._settings.roles, call) or own.role
-        is_side = is_side_call(rule, call, role)
+        role = requester.role or caller.role
+        if not role and self._settings.roles:
+            role = role_by_rule(self._settings.roles, call)
+        role = role or own.role
+        is_side = rule is not None and is_side_call(rule, call, role)
         if is_side:
             self._count(SIDE_METRIC)
             role = role or SIDE_CALL

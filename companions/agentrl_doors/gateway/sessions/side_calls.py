@@ -29,17 +29,13 @@ SIDE_CALL: Final = "side_call"
 """The role of a side call that has none of its own."""
 
 
-def is_side_call(rule: SideCalls | None, call: DialectCall, role: str) -> bool:
+def is_side_call(rule: SideCalls, call: DialectCall, role: str) -> bool:
     """Return whether a call of an agent with this role is a side call."""
-    if rule is None:
-        return False
     return rule.is_one(model=call.model, role=role, prompt=_first_text(call) if rule.prompts else "")
 
 
 def role_by_rule(rules: Mapping[str, RoleRule], call: DialectCall) -> str:
     """Return the role of a call that says none; empty where no rule finds it."""
-    if not rules:
-        return ""
     prompt = _first_text(call)
     return next((role for role, rule in rules.items() if any(each in prompt for each in rule.prompts)), "")
 

@@ -129,7 +129,7 @@ async def evaluate_target(
         _check_output(output)
     tasks = load_held_out(run.tasks)
     if not tasks:
-        raise ConfigError("tasks: there are no held-out tasks; set tasks.eval, tasks.eval_path or tasks.eval_factory_args")
+        raise ConfigError("tasks: there are no held-out tasks; set tasks.eval")
     workflow = load_workflow(run.workflow, run.workflow_args)
     if samples is None:
         count = run.engine.eval_episodes if episodes is None else episodes

@@ -119,14 +119,13 @@ def load_training(config: TasksConfig) -> TrainingTasks:
 
 def load_held_out(config: TasksConfig) -> tuple[Task, ...]:
     """Return the held-out tasks."""
-    source = config.held_out
+    source = config.eval
     if source is None:
         return ()
-    field = "tasks" if config.eval is None else "tasks.eval"
-    tasks = open_source(source, field, path_field="tasks.eval_path" if config.eval_path is not None else None)
+    tasks = open_source(source, "tasks.eval")
     if isinstance(tasks, TaskStream):
         raise ConfigError(
-            f"{field}: {source.origin} never ends, but an evaluation needs a fixed set; set tasks.eval with a limit"
+            f"tasks.eval: {source.origin} never ends, but an evaluation needs a fixed set; set tasks.eval with a limit"
         )
     return tasks
 

@@ -128,18 +128,14 @@ def iterate_records(path: str | Sequence[str]) -> Iterator[DataRecord]:
             yield DataRecord(row.fields, place=row.place, name=f"{prefix}-{number}")
 
 
-def open_source(config: SourceConfig, field: str, *, path_field: str | None = None) -> OpenedSource:
-    """Return the tasks of a source; `field`, such as `tasks`, and `path_field` name it in messages."""
-    opened = (
-        _open_file(config, field, path_field or f"{field}.path") if config.path is not None else _open_factory(config, field)
-    )
+def open_source(config: SourceConfig, field: str) -> OpenedSource:
+    """Return the tasks of a source; `field`, such as `tasks`, names it in messages."""
+    opened = _open_file(config, field) if config.path is not None else _open_factory(config, field)
     if isinstance(opened, TaskStream):
         stream_task(opened, 0, f"{field}.factory: {config.factory}")
         return opened
     tasks = tuple(opened)
-    check_unique(
-        tasks, f"{field}: {config.origin}" if config.path is None else f"{path_field or f'{field}.path'}: {config.path}"
-    )
+    check_unique(tasks, f"{field}: {config.origin}" if config.path is None else f"{field}.path: {config.path}")
     return tasks
 
 
@@ -163,13 +159,13 @@ def never_ends(config: SourceConfig) -> bool:
     return inspect.isgeneratorfunction(factory) or (inspect.isclass(kind) and hasattr(kind, "task"))
 
 
-def _open_file(config: SourceConfig, field: str, path_field: str) -> Iterable[Task]:
+def _open_file(config: SourceConfig, field: str) -> Iterable[Task]:
     selection = _Selection(config, field)
     try:
         place = local_dataset(config.origin)
         yield from selection.limited(_file_records(place) if config.format is None else _read_tasks(config.format, place))
     except ConfigError as error:
-        raise ConfigError(f"{path_field}: {error}") from error
+        raise ConfigError(f"{field}.path: {error}") from error
     selection.report()
 
 

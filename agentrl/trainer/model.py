@@ -149,6 +149,7 @@ class PolicyModel:
         set_for_training(self.module, gradient_checkpointing=gradient_checkpointing)
         mesh = self.ranks.mesh(device)
         self.adapter: Adapter | None = None
+        self._takes_trees = False
         self._forward = self._token_rows
         self._cut: SequenceCut | None = None
         self.tensor_group: dist.ProcessGroup | None = None
@@ -157,7 +158,6 @@ class PolicyModel:
         """Makes [n] float32 values of [n, D] hidden states; a critic puts it here."""
         self.shares_prefixes = share and (mesh is None or mesh.cp is None) and can_share_prefixes(self.module)
         """Whether a microbatch can be a tree."""
-        self._takes_trees = False
         blocks = None if mesh is None else self._split_layers(mesh)
         choose = partial(choose_trained, self.module, lora, trainable, mesh and mesh.tp, dtype=dtype, where=self.path)
         self.adapter = together(self.ranks, choose)
@@ -170,9 +170,12 @@ class PolicyModel:
         together(self.ranks, partial(self.read, stored, self.path))
         if self.adapter is not None:
             self.adapter.begin(seed)
-            digest = self.ranks.share(base_digest(stored).encode() if self.ranks.rank == 0 else None)
-            self.base = AdapterBase(str(self.path.absolute()), digest.decode())
+            self.base = self._adapter_base(stored)
         together(self.ranks, self._check_head)
+
+    def _adapter_base(self, stored: Mapping[str, StoredTensor]) -> AdapterBase:
+        digest = self.ranks.share(base_digest(stored).encode() if self.ranks.rank == 0 else None)
+        return AdapterBase(str(self.path.absolute()), digest.decode())
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.guard import ess_ratio
-from agentrl.algo.loss_metrics import COUNTS, SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, over_ranks
+from agentrl.algo.loss_metrics import COUNTS, SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, ess_ratio, over_ranks
 from agentrl.algo.objective import Objective
 from agentrl.algo.packing import DealtPass, deal, sorted_microbatches, split_minibatches
 from agentrl.algo.prefixes import PassPlan, plan_passes

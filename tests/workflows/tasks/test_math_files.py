@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.data.config import TasksConfig
+from agentrl.data.config import SourceConfig, TasksConfig
 from agentrl.data.load import load_tasks
 from agentrl.data.source import read_records
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 from agentrl_rewards.extract import boxed
 from agentrl_workflows.tasks.math_files import aime_tasks, deepscaler_tasks, gsm8k_tasks, math_tasks
-
-pytestmark = pytest.mark.starts
 
 APPLES = {"question": "Ann picks 3 bags of 24 apples. How many?", "answer": "3 * 24 = <<3*24=72>>72 apples.\n#### 72"}
 SAVINGS = {"question": "What are 5 tens of 200 dollars?", "answer": "It is $1,000 each.\n#### $10,000"}
@@ -183,7 +181,11 @@ def test_a_run_file_names_the_mapping_and_an_error_in_the_data_reaches_the_user_
     path = write(tmp_path / "train.jsonl", [APPLES, SAVINGS])
     factory = "agentrl_workflows.tasks.math_files:gsm8k_tasks"
     sets = load_tasks(
-        TasksConfig(factory=factory, factory_args={"path": path, "start": 1}, eval_factory_args={"path": path, "count": 1})
+        TasksConfig(
+            factory=factory,
+            factory_args={"path": path, "start": 1},
+            eval=SourceConfig(factory=factory, factory_args={"path": path, "count": 1}),
+        )
     )
     assert [task.id for task in (*sets.train.finite, *sets.evaluation)] == ["gsm8k-train-2", "gsm8k-train-1"]
     write(tmp_path / "train.jsonl", [{"question": "?"}])

@@ -1,7 +1,11 @@
 """Whether a JSON value fits a JSON schema: the keywords of drafts 4 to 2020-12, as pydantic and zod write them.
 
 Invariant: a keyword that constrains values is checked; `schema_problem` refuses what cannot be. Annotations such as `title`
-and `format`, and keywords of others, constrain nothing, as JSON Schema says.
+and `format`, and keywords of others, constrain nothing, as JSON Schema says. A check ends within `_MAX_STEPS`, whatever the
+value and the schema.
+
+The `jsonschema` package does not bound its work: `uniqueItems` over 1,500 objects that a model wrote takes it 20 seconds, in
+which no other episode moves. Nor does it check a schema that mixes drafts, as those of pydantic and zod do.
 """
 
 from __future__ import annotations

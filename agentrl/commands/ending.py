@@ -123,7 +123,7 @@ def _next(run: RunConfig, saved: Sequence[str], *, finished: bool) -> Iterator[s
         yield f"{again} {'--resume' if is_online else '--replace'}"
         return
     newest = shlex.quote(saved[-1])
-    if run.tasks.held_out is not None:
+    if run.tasks.eval is not None:
         yield f"agentrl eval {file} --checkpoint {newest}"
     yield f"agentrl chat {newest}"
     more = f" --engine.steps {2 * run.engine.steps}" if finished else ""

@@ -129,7 +129,7 @@ async def evaluate_target(
         _check_output(output)
     tasks = load_held_out(run.tasks)
     if not tasks:
-        raise ConfigError("tasks: there are no held-out tasks; set tasks.eval, tasks.eval_path or tasks.eval_factory_args")
+        raise ConfigError("tasks: there are no held-out tasks; set tasks.eval")
     workflow = load_workflow(run.workflow, run.workflow_args)
     if samples is None:
         count = run.engine.eval_episodes if episodes is None else episodes
@@ -361,7 +361,7 @@ class ServerLogs:
 def server_logs(run: RunConfig) -> Generator[ServerLogs]:
     """Yield the folder of the servers' logs; afterwards print where it is, or remove it if nothing failed."""
     logs = ServerLogs(Path(run.runs_dir) / "eval-logs" / f"{run.name}-{os.getpid()}")
-    made = [folder for folder in (logs.folder, *logs.folder.parents) if not folder.exists()]
+    missing = [folder for folder in (logs.folder, *logs.folder.parents) if not folder.exists()]
     try:
         yield logs
     except BaseException:
@@ -373,7 +373,7 @@ def server_logs(run: RunConfig) -> Generator[ServerLogs]:
         else:
             shutil.rmtree(logs.folder, ignore_errors=True)
             with suppress(OSError):  # stops at the first folder that holds something else
-                for folder in made[1:]:
+                for folder in missing[1:]:
                     folder.rmdir()
 
 

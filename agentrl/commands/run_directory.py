@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,9 +18,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 import orjson
 import yaml
 from msgspec.structs import replace
+from pydantic import ValidationError
 
 from agentrl.commands.running import describe_error
 from agentrl.config import RunConfig
+from agentrl.data.config import TasksConfig
 from agentrl.data.load import TaskSets, write_task_files
 from agentrl.engine.parts import BEGUN_RUN, RunState
 from agentrl.engine.report import RunReport, Totals
@@ -79,7 +82,7 @@ def prepare_directory(plan: Plan, existing: Existing, objects: RunObjects | None
 
 def _task_files(run: RunConfig) -> dict[str, str | None]:
     tasks = run.tasks
-    files = {"tasks.path": tasks.path, "tasks.eval_path": tasks.eval_path, "tasks.eval.path": tasks.eval and tasks.eval.path}
+    files = {"tasks.path": tasks.path, "tasks.eval.path": tasks.eval and tasks.eval.path}
     return files | {f"path of tasks.sources.{number}": source.path for number, source in enumerate(tasks.sources)}
 
 
@@ -151,20 +154,20 @@ def find_checkpoint(
         raise ConfigError(f"--resume: {root} does not exist; there is no run named {run.name!r} to resume")
     _check_fixed_fields(run)
     try:
-        found = latest_checkpoint(root)
-        if found is None and may_begin:
+        checkpoint = latest_checkpoint(root)
+        if checkpoint is None and may_begin:
             return begun
-        if found is None:
+        if checkpoint is None:
             raise ConfigError(f"--resume: {root} holds no checkpoint; start again with --replace")
-        state = RunState.from_note(found.note, where=str(found.path))
+        state = RunState.from_note(checkpoint.note, where=str(checkpoint.path))
     except TrainError as error:
         raise ConfigError(f"--resume: {error}") from error
     if not accept_changed_tasks:
-        state.check_tasks(tasks.train, tasks.evaluation, where=str(found.path))
+        state.check_tasks(tasks.train, tasks.evaluation, where=str(checkpoint.path))
     else:
         state = state.with_tasks(tasks.train)
     due = tuple(step for step in state.evaluations_due if step not in _evaluated(run))
-    return ResumePoint(found.path, replace(state, evaluations_due=due))
+    return ResumePoint(checkpoint.path, replace(state, evaluations_due=due))
 
 
 def _evaluated(run: RunConfig) -> set[int]:
@@ -215,11 +218,22 @@ def _check_fixed_fields(run: RunConfig) -> None:
     now: object = yaml.safe_load(resolved_yaml(run))
     for path in _FIXED:
         was, wanted = _at(before, path), _at(now, path)
+        if path == ("tasks",) and was != wanted:
+            was = _respelled_tasks(was)
         if was != wanted:
             raise ConfigError(
                 f"--resume: {'.'.join(path)} was {was!r} and is now {wanted!r}; a resumed run cannot change it. Set it "
                 "back, or start another run with --name"
             )
+
+
+def _respelled_tasks(recorded: object) -> object:
+    """Return tasks that a run recorded, perhaps with fields of an earlier release, as this release records them."""
+    try:
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            return TasksConfig.model_validate(recorded).model_dump(mode="json")
+    except ValidationError:
+        return recorded
 
 
 def _at(tree: object, path: tuple[str, ...]) -> object:

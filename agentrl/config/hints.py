@@ -17,7 +17,7 @@ OTHER_WORDS: Mapping[str, tuple[str, ...]] = {
     "workflow_args": ("agent_args", "env_args", "env_kwargs"),
     "model.path": ("actor_model", "base_model", "model_name", "model_name_or_path", "model_path", "pretrained"),
     "tasks.path": ("data", "dataset", "dataset_path", "prompt_data", "train_data", "train_file", "train_files"),
-    "tasks.eval_path": ("eval_data", "eval_file", "test_data", "test_file", "val_data", "val_files", "valid_data"),
+    "tasks.eval.path": ("eval_data", "eval_file", "test_data", "test_file", "val_data", "val_files", "valid_data"),
     "sampling.max_tokens": (
         *("generate_max_len", "max_completion_length", "max_completion_tokens", "max_new_tokens", "max_output_tokens"),
         *("max_response_length", "max_response_len", "response_length"),

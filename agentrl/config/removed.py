@@ -34,7 +34,6 @@ REMOVED: Final[Mapping[str, RemovedField]] = {
     "rollout.min_group_size": RemovedField(
         2, "incomplete_group: keep keeps what has two episodes and more; set incomplete_group: drop to train whole groups"
     ),
-    "sync.bucket_mb": RemovedField(64, "weights are sent 64 MB at a time; no setting replaces it"),
 }
 """By the dotted path."""
 

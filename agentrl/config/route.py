@@ -18,7 +18,7 @@ from agentrl.weights.config import SyncConfig
 
 _IDLE = {
     "auto": (),
-    "disk": (("sync", "backend"), ("sync", "address"), ("sync", "timeout_s")),
+    "disk": (("sync", "bucket_mb"), ("sync", "backend"), ("sync", "address"), ("sync", "timeout_s")),
     "distributed": (("engine", "publish_dir"),),
 }
 

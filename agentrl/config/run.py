@@ -238,10 +238,8 @@ def _training_problems(config: RunConfig) -> list[str]:
             f"engine.probe_tolerance: log-probs computed in bfloat16 differ by {least:g} nats and more, which {asked:g} "
             "would call a failed update; raise or remove it, or set trainer.dtype and inference.dtype: float32"
         )
-    if config.engine.eval_every and config.tasks.held_out is None:
-        problems.append(
-            "engine.eval_every: there are no held-out tasks; set tasks.eval_path, tasks.eval_factory_args or tasks.eval"
-        )
+    if config.engine.eval_every and config.tasks.eval is None:
+        problems.append("engine.eval_every: there are no held-out tasks; set tasks.eval")
     return problems
 
 

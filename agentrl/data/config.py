@@ -5,7 +5,9 @@ Invariant: each source has exactly one place that its tasks come from.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import warnings
+from collections.abc import Mapping
+from typing import Any, Final, Literal, cast
 
 from pydantic import Field, model_validator
 
@@ -50,17 +52,20 @@ class WeightedSource(SourceConfig):
     """Share of the groups that this source gets, relative to the weights of the others."""
 
 
+FORMER_SPELLINGS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "eval_path": ("path", ("format", "map")),
+    "eval_factory_args": ("factory_args", ("factory", "map")),
+}
+"""What named the held-out tasks until version 0.2: the field of `eval`, and the fields that came from the training tasks."""
+
+
 class TasksConfig(SourceConfig):
     """The training tasks, of one source or of several, and the held-out tasks."""
 
     sources: tuple[WeightedSource, ...] = ()
     """Several sources of training tasks, each with a weight; replaces `path` and `factory`."""
     eval: SourceConfig | None = None
-    """Source of the held-out tasks; None: `eval_path` or `eval_factory_args`."""
-    eval_path: str | None = None
-    """Short for `eval: {path: ...}` with the `map` of the training tasks; None: no evaluation."""
-    eval_factory_args: dict[str, Any] | None = None
-    """Short for `eval` with `factory` and `map` of the training tasks and these arguments; None: no evaluation."""
+    """The held-out tasks; without `path` and `factory` they come from `factory` and `map` of the training tasks."""
     shuffle: bool = True
     """Whether each pass over the training tasks has an order of its own; false keeps theirs, such as from easy to hard."""
     curriculum: str | None = None
@@ -78,31 +83,44 @@ class TasksConfig(SourceConfig):
             return self.sources
         return (WeightedSource(**{name: getattr(self, name) for name in SourceConfig.model_fields}),)
 
-    @property
-    def held_out(self) -> SourceConfig | None:
-        """The source of the held-out tasks; None: there are none."""
-        if self.eval_path is not None:
-            return SourceConfig(path=self.eval_path, format=self.format, map=self.map)
-        if self.eval_factory_args is not None:
-            return SourceConfig(factory=self.factory, factory_args=self.eval_factory_args, map=self.map)
-        return self.eval
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_held_out(cls, given: object) -> object:
+        if not isinstance(given, Mapping):
+            return given
+        fields = _without_former_spellings(cast("Mapping[str, object]", given))
+        held_out = fields.get("eval")
+        if isinstance(held_out, Mapping) and not {"path", "factory"} & {name for name, value in held_out.items() if value}:
+            held_out = cast("Mapping[str, object]", held_out)
+            fields["eval"] = {**{name: fields[name] for name in ("factory", "map") if fields.get(name)}, **held_out}
+        return fields
 
     @model_validator(mode="after")
     def _one_place(self) -> TasksConfig:
         problem = _several_problem(self) if self.sources else _place_problem(self)
-        if problem is None and self.factory is None and self.eval_factory_args is not None:
-            problem = "factory_args and eval_factory_args need tasks.factory; set it, or remove them"
-        elif problem is None and self.factory is not None and self.eval_path is not None:
-            problem = "eval_path needs path; with a factory, set tasks.eval_factory_args instead"
-        elif problem is None and self.eval is not None and (self.eval_path or self.eval_factory_args is not None):
-            problem = "eval replaces eval_path and eval_factory_args; set only one of them"
-        elif problem is None and self.curriculum is None and self.curriculum_args:
+        if problem is None and self.curriculum is None and self.curriculum_args:
             problem = "curriculum_args need tasks.curriculum; set it, or remove them"
         elif problem is None and self.curriculum is not None and self.skip_passes:
             problem = "a curriculum weighs tasks by their results itself; set curriculum or skip_passes, not both"
         if problem is not None:
             raise ValueError(problem)
         return self
+
+
+def _without_former_spellings(given: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of tasks with `eval` in the place of what named the held-out tasks before."""
+    fields = {name: value for name, value in given.items() if name not in FORMER_SPELLINGS}
+    for former, (name, taken) in FORMER_SPELLINGS.items():
+        if given.get(former) is None:
+            continue
+        if fields.get("eval") is not None:
+            raise ValueError(f"eval replaces {former}, and only one can count; set eval.{name}, and remove {former}")
+        if fields.get("sources") or fields.get(taken[0] if name == "factory_args" else "path") is None:
+            raise ValueError(f"{former} does not say enough here; set eval, such as eval: {{path: held_out.jsonl}}")
+        fields["eval"] = {**{each: fields[each] for each in taken if fields.get(each)}, name: given[former]}
+        said = f"tasks.{former} is tasks.eval.{name} now; write eval: {fields['eval']!r:.200}"
+        warnings.warn(said, FutureWarning, stacklevel=2)
+    return fields
 
 
 def _place_problem(source: SourceConfig) -> str | None:
@@ -112,7 +130,7 @@ def _place_problem(source: SourceConfig) -> str | None:
     if source.path is None and source.format is not None:
         return "format says what path holds; set path, or remove format"
     if source.factory is None and source.factory_args:
-        return "factory_args and eval_factory_args need tasks.factory; set it, or remove them"
+        return "factory_args need factory; set it, or remove them"
     return None
 
 
@@ -120,6 +138,4 @@ def _several_problem(tasks: TasksConfig) -> str | None:
     given = [name for name in SourceConfig.model_fields if name in tasks.model_fields_set and getattr(tasks, name)]
     if given:
         return f"sources replaces {', '.join(given)}, which each source has of its own; move them there"
-    if tasks.eval_path is not None or tasks.eval_factory_args is not None:
-        return "with sources, set eval, such as eval: {path: held_out.jsonl}, instead of eval_path and eval_factory_args"
     return None

@@ -64,14 +64,14 @@ class TrainingTasks:
 
     def first(self, count: int) -> tuple[Task, ...]:
         """Return the first `count` tasks: first all finite sources, then the endless sources in turn."""
-        found = list(self.finite[:count])
+        tasks = list(self.finite[:count])
         if self.streams:
             named = [(source.name, source.tasks) for source in self.sources if isinstance(source.tasks, TaskStream)]
             turns = ((number, stream) for number in itertools.count() for stream in named)
-            found += [
-                stream_task(stream, number, name) for number, (name, stream) in itertools.islice(turns, count - len(found))
+            tasks += [
+                stream_task(stream, number, name) for number, (name, stream) in itertools.islice(turns, count - len(tasks))
             ]
-        return tuple(found)
+        return tuple(tasks)
 
     def describe(self) -> str:
         """Return how many tasks there are, such as `128`, `endless`, or `128, and 2 endless sources`."""
@@ -119,14 +119,13 @@ def load_training(config: TasksConfig) -> TrainingTasks:
 
 def load_held_out(config: TasksConfig) -> tuple[Task, ...]:
     """Return the held-out tasks."""
-    source = config.held_out
+    source = config.eval
     if source is None:
         return ()
-    field = "tasks" if config.eval is None else "tasks.eval"
-    tasks = open_source(source, field, path_field="tasks.eval_path" if config.eval_path is not None else None)
+    tasks = open_source(source, "tasks.eval")
     if isinstance(tasks, TaskStream):
         raise ConfigError(
-            f"{field}: {source.origin} never ends, but an evaluation needs a fixed set; set tasks.eval with a limit"
+            f"tasks.eval: {source.origin} never ends, but an evaluation needs a fixed set; set tasks.eval with a limit"
         )
     return tasks
 

@@ -32,7 +32,7 @@ def missing_here(plan: Plan) -> list[str]:
     probes: list[Callable[[], object]] = [partial(load_workflow, config.workflow, config.workflow_args)]
     if all(source.factory is None for source in tasks.training):
         probes.append(partial(load_training, tasks))
-    if tasks.held_out is not None and tasks.held_out.factory is None:
+    if tasks.eval is not None and tasks.eval.factory is None:
         probes.append(partial(load_held_out, tasks))
     named = {"factory": tasks.factory, "map": tasks.map, "curriculum": tasks.curriculum}
     named |= {f"sources.{number}.factory": source.factory for number, source in enumerate(tasks.sources)}

@@ -25,7 +25,6 @@ from agentrl.plan.splits import DEFAULT_GPU
 from agentrl.processes.ray import ray_address
 from agentrl.rollout.config import LEAST_KEPT
 from agentrl.trainer.parallel.shape import MeshShape, reason_against_sharing
-from agentrl.weights.config import BUCKET_MB
 
 _TERMINAL_COMMAND: Final = "agentrl_workflows.terminal:TerminalCommand"
 
@@ -164,7 +163,7 @@ def _tasks(config: RunConfig) -> str:
     sources = ", ".join(_source(source) + _share(source.weight, tasks.training) for source in tasks.training)
     order = f"; curriculum {tasks.curriculum}" if tasks.curriculum else "" if tasks.shuffle else "; in their own order"
     skipped = f"; solved and hopeless tasks sit out {tasks.skip_passes} passes" if tasks.skip_passes else ""
-    return f"{sources}{order}{skipped}; held out: {'none' if tasks.held_out is None else _source(tasks.held_out)}"
+    return f"{sources}{order}{skipped}; held out: {'none' if tasks.eval is None else _source(tasks.eval)}"
 
 
 def _source(source: SourceConfig) -> str:
@@ -351,7 +350,7 @@ def _updates(config: RunConfig, route: Route, memory: RunMemory | None) -> str:
     way = f"from disk ({config.engine.publish_dir or f'{config.run_dir}/weights'})"
     if route.method == "distributed":
         backend = "nccl where both ends are on GPUs, else gloo" if sync.backend == "auto" else sync.backend
-        way = f"from the trainer's memory ({backend}, {BUCKET_MB} MB at a time, trainer at {sync.address})"
+        way = f"from the trainer's memory ({backend}, {sync.bucket_mb} MB at a time, trainer at {sync.address})"
     if config.sync.adapter == "adapter":
         if mode == "exact":
             meaning = "none: calls are aborted and continue with the new adapter; log-probs equal a recompute"
@@ -388,7 +387,7 @@ def _evaluation(config: RunConfig) -> str:
     when = f"every {engine.eval_every} steps, {engine.eval_episodes} episodes, {weights}"
     if not engine.eval_every:
         idle = "none: the held-out tasks are played by `agentrl eval` alone, until engine.eval_every is set"
-        when = "none" if config.tasks.held_out is None else idle
+        when = "none" if config.tasks.eval is None else idle
     often = [f"every {engine.checkpoint_every} steps"] if engine.checkpoint_every else []
     saved = (
         ", ".join([*often, f"every {CHECKPOINT_AGE_S:g} s", "at the end"]) + f", on an interrupt within {INTERRUPT_S:g} s"

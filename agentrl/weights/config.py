@@ -8,9 +8,6 @@ from pydantic import Field
 
 from agentrl.config.base import Config
 
-BUCKET_MB = 64
-"""Megabytes sent in one piece while the next are gathered; trainer and server each hold two such pieces."""
-
 
 class SyncConfig(Config):
     """Through files, or straight from memory to memory; `sync: distributed` is short for `sync: {method: distributed}`."""
@@ -20,6 +17,8 @@ class SyncConfig(Config):
     adapter: Literal["merged", "adapter"] = "merged"
     """With `trainer.lora`: `merged` sends whole weights. `adapter` sends the adapter, under a name for each version, from
     disk: servers do not pause, and a call ends under the version that it began with."""
+    bucket_mb: int = Field(default=64, ge=1)
+    """Megabytes sent in one piece while the next are gathered; trainer and server each hold two such pieces."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """`gloo`: through sockets. `nccl`: between GPUs that trainer and servers do not share. `auto`: nccl where it can be."""
     address: str = "127.0.0.1"

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, distributed
 
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.weights.config import BUCKET_MB, SyncConfig
+from agentrl.weights.config import SyncConfig
 from agentrl.weights.process_group import ProcessGroup, connect, listen
 from agentrl.weights.tensors import tensor_checksum
 from agentrl.weights.types import WIRE_DTYPES, Bucket, GroupAddress, GroupRequest, Manifest, TensorSpec
@@ -45,7 +45,7 @@ def plan_buckets(specs: Iterable[TensorSpec], max_bytes: int) -> tuple[Bucket, .
     return tuple(tuple(bucket) for bucket in buckets)
 
 
-def plan_sending(version: int, tensors: Mapping[str, Tensor], *, dtype: str, bucket_mb: int = BUCKET_MB) -> Manifest:
+def plan_sending(version: int, tensors: Mapping[str, Tensor], *, dtype: str, bucket_mb: int) -> Manifest:
     """Return the buckets of `tensors`, by HF name, in their order, and their digests as sent in `dtype` of `WIRE_DTYPES`."""
     specs = [TensorSpec(name, dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
     with ThreadPoolExecutor(min(_DIGEST_THREADS, os.cpu_count() or 1)) as threads:

@@ -134,7 +134,7 @@ class CellRun:
             "runs_dir": str(self.folder / "runs"),
             "workflow": "tests.chaos.agent:Agent",
             "workflow_args": {"with_child": self.cell.fault.target == "child"},
-            "tasks": {"path": "train.jsonl", "eval_path": "eval.jsonl"},
+            "tasks": {"path": "train.jsonl", "eval": {"path": "eval.jsonl"}},
             "model": {"path": str(self.checkpoint)},
             "sampling": {"max_tokens": 24},
             "inference": inference,

@@ -26,7 +26,7 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
 
 
 def make_run(folder: Path, **fields: Any) -> RunConfig:  # noqa: ANN401 - fields of a run file
-    tasks = {"path": "t.jsonl", "eval_path": "e.jsonl"}
+    tasks = {"path": "t.jsonl", "eval": {"path": "e.jsonl"}}
     values = {"workflow": "my:Agent", "tasks": tasks, "model": {"path": "m"}, "runs_dir": str(folder), "name": "r"}
     return parse_config({**values, "engine": {"steps": 3}, **fields})
 

@@ -52,7 +52,7 @@ async def votes(task: Task, client: Client) -> float:
 
 
 def make_run(workflow: str, **changes: object) -> RunConfig:
-    tasks = {"factory": f"{__name__}:make", "factory_args": {"count": 1}, "eval_factory_args": {"count": 8}}
+    tasks = {"factory": f"{__name__}:make", "factory_args": {"count": 1}, "eval": {"factory_args": {"count": 8}}}
     return parse_config({"workflow": f"{__name__}:{workflow}", "tasks": tasks, "model": {"path": "model"}, **changes})
 
 
@@ -120,7 +120,7 @@ def test_an_evaluation_without_failures_says_nothing_on_standard_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "report.json"
-    tasks = {"factory": f"{__name__}:make_good", "eval_factory_args": {}}
+    tasks = {"factory": f"{__name__}:make_good", "eval": {"factory_args": {}}}
     metrics = evaluate(make_run("fails_at_times", tasks=tasks), episodes=3, output=output)
     assert (metrics["success_rate"], metrics["failed"]) == (1.0, 0)
     assert capsys.readouterr().err == ""
@@ -254,7 +254,7 @@ def test_the_command_refuses_a_directory_as_output_with_status_two_and_evaluates
 def test_several_samples_of_each_task_give_pass_at_k_and_the_majority(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tasks = {"factory": f"{__name__}:make", "factory_args": {"count": 1}, "eval_factory_args": {"count": 3}}
+    tasks = {"factory": f"{__name__}:make", "factory_args": {"count": 1}, "eval": {"factory_args": {"count": 3}}}
     output = tmp_path / "report.json"
     anyio.run(partial(evaluate_target, make_run("votes", tasks=tasks), DEAD, samples=4, output=output))
     written = json.loads(output.read_text())

@@ -61,7 +61,7 @@ def test_the_last_part_of_a_field_is_enough() -> None:
 
 def test_a_section_is_explained_by_its_fields() -> None:
     text = explain_name("sync")
-    assert all(f"\nsync.{name} " in text for name in ("method", "backend", "address", "timeout_s"))
+    assert all(f"\nsync.{name} " in text for name in ("method", "bucket_mb", "backend", "address", "timeout_s"))
 
 
 def test_a_metric_is_explained_with_its_event_and_unit() -> None:

@@ -82,7 +82,7 @@ async def validated(
     **workflow_args: object,
 ) -> ValidationReport:
     tasks = {"path": tasks_file(folder, "train.jsonl", train)}
-    tasks |= {"eval_path": tasks_file(folder, "held_out.jsonl", held_out)} if held_out else {}
+    tasks |= {"eval": {"path": tasks_file(folder, "held_out.jsonl", held_out)}} if held_out else {}
     run = parse_config(
         {
             "workflow": f"{__name__}:{workflow}",

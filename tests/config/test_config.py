@@ -165,7 +165,7 @@ def test_a_field_without_a_reader_is_found_although_others_are_called_like_it(fi
         ({"inference": {"host": "0.0.0.0"}}, "inference.host: 0.0.0.0 is not loopback; set inference.api_key_env"),
         ({"tasks": {}}, "tasks: expected exactly one of path and factory"),
         ({"tasks": {"path": "x", "factory": "y:z"}}, "tasks: expected exactly one of path and factory"),
-        ({"tasks": {"path": "x", "factory_args": {"n": 1}}}, "tasks: factory_args and eval_factory_args need tasks.factory"),
+        ({"tasks": {"path": "x", "factory_args": {"n": 1}}}, "tasks: factory_args need factory"),
         ({"engine": {"eval_every": 5}}, "engine.eval_every: there are no held-out tasks"),
         (
             {"algorithm": {"discount": 0.9}},
@@ -243,7 +243,7 @@ def test_all_problems_are_reported_together() -> None:
         ({}, ["--trainer.device", "cpu"], ("disk", "this host and its disk")),
         ({"sync": "distributed"}, [], ("distributed", "sync.method is set")),
         ({"sync": {"method": "disk"}}, ["--sync", "distributed"], ("distributed", "sync.method is set")),
-        ({"sync": {"timeout_s": 8}}, [], ("disk", "this host and its disk")),
+        ({"sync": {"bucket_mb": 8}}, [], ("disk", "this host and its disk")),
         (
             {"inference": {"urls": ["http://10.0.0.7:1"]}, "sync": {"address": "10.0.0.1"}},
             [],
@@ -285,7 +285,7 @@ def test_on_a_gpu_that_is_shared_weights_are_sent_by_gloo() -> None:
     ("change", "expected"),
     [
         ({"sync": "files"}, "sync.method: input should be 'auto', 'disk' or 'distributed', got str 'files'"),
-        ({"sync": {"method": "disk", "timeout_s": 8}}, "sync.timeout_s: sync.method: disk does not use it; remove it"),
+        ({"sync": {"method": "disk", "bucket_mb": 8}}, "sync.bucket_mb: sync.method: disk does not use it; remove it"),
         (
             {"sync": "distributed", "engine": {"publish_dir": "/shared"}},
             "engine.publish_dir: sync.method: distributed does not use it; remove it",

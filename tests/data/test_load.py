@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.data.config import TasksConfig
+from agentrl.data.config import SourceConfig, TasksConfig
 from agentrl.data.digest import TaskDigest
 from agentrl.data.load import given_tasks, load_held_out, load_tasks, load_training, read_tasks, write_task_files
 from agentrl.errors import ConfigError
@@ -107,17 +107,49 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str, expected: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match=f"^tasks.path: .*{re.escape(expected)}"):
         load_training(TasksConfig(path=str(file)))
-    with pytest.raises(ConfigError, match=r"^tasks.eval_path: "):
-        load_held_out(TasksConfig(path="train.jsonl", eval_path=str(file)))
     with pytest.raises(ConfigError, match=r"^tasks.eval.path: "):
         load_held_out(TasksConfig.model_validate({"path": "train.jsonl", "eval": {"path": str(file)}}))
 
 
 def test_a_factory_makes_both_sets() -> None:
-    config = TasksConfig(factory=here("make"), factory_args={"count": 3}, eval_factory_args={"count": 2, "prefix": "e"})
+    config = TasksConfig.model_validate(
+        {
+            "factory": here("make"),
+            "factory_args": {"count": 3},
+            "eval": {"factory_args": {"count": 2, "prefix": "e"}},
+        }
+    )
     sets = load_tasks(config)
     assert [task.id for task in sets.train.finite] == ["t0", "t1", "t2"]
     assert [task.id for task in sets.evaluation] == ["e0", "e1"]
+
+
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        (
+            {"path": "t.json", "format": "harbor", "map": "m:f", "filter": {"level": 1}, "eval_path": "e.json"},
+            {"path": "e.json", "format": "harbor", "map": "m:f"},
+        ),
+        (
+            {"factory": "m:f", "factory_args": {"a": 1}, "map": "m:g", "limit": 3, "eval_factory_args": {"b": 2}},
+            {"factory": "m:f", "factory_args": {"b": 2}, "map": "m:g"},
+        ),
+        ({"factory": "m:f", "eval_factory_args": {}}, {"factory": "m:f", "factory_args": {}}),
+    ],
+)
+def test_what_named_the_held_out_tasks_before_means_the_same_and_warns(
+    former: dict[str, Any], present: dict[str, Any]
+) -> None:
+    with pytest.warns(FutureWarning, match=r"tasks\.eval_\w+ is tasks\.eval\.\w+ now; write eval: "):
+        config = TasksConfig.model_validate({**former, "eval": None})
+    assert config.eval == SourceConfig.model_validate(present)
+
+
+def test_held_out_tasks_of_the_training_factory_need_only_their_arguments() -> None:
+    tasks = {"factory": "m:f", "factory_args": {"a": 1}, "map": "m:g", "limit": 3, "eval": {"factory_args": {"b": 2}}}
+    held_out = TasksConfig.model_validate(tasks).eval
+    assert held_out == SourceConfig(factory="m:f", factory_args={"b": 2}, map="m:g")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +179,7 @@ def test_a_map_makes_tasks_of_rows_and_leaves_rows_out(tmp_path: Path) -> None:
         "own-1",
         "own-2",
     ]
-    config = TasksConfig(path=path, map=here("ask"), eval_path=path)
+    config = TasksConfig.model_validate({"path": path, "eval": {"path": path, "map": here("ask")}})
     assert [task["question"] for task in load_held_out(config)] == ["0?", "2?", "4?"]
 
 
@@ -223,7 +255,7 @@ def test_an_endless_factory_that_cannot_be_used_is_explained() -> None:
     with pytest.raises(ConfigError, match="task 2 raised RuntimeError: the well is dry"):
         load_training(TasksConfig(factory=here("count_and_break"))).first(2)
     with pytest.raises(ConfigError, match=r"count_up never ends, but an evaluation needs a fixed set; set tasks.eval with"):
-        load_held_out(TasksConfig(factory=here("count_up"), eval_factory_args={}))
+        load_held_out(TasksConfig.model_validate({"factory": here("count_up"), "eval": {"factory_args": {}}}))
 
 
 @pytest.mark.parametrize(
@@ -231,10 +263,16 @@ def test_an_endless_factory_that_cannot_be_used_is_explained() -> None:
     [
         ({"sources": [{"path": "a"}], "path": "b"}, "sources replaces path"),
         ({"sources": [{"path": "a"}], "limit": 3}, "sources replaces limit, which each source has of its own"),
-        ({"sources": [{"path": "a"}], "eval_path": "b"}, "with sources, set eval"),
+        ({"sources": [{"path": "a"}], "eval_path": "b"}, "eval_path does not say enough here; set eval"),
         ({"sources": [{}]}, "expected exactly one of path and factory"),
         ({"sources": [{"path": "a", "weight": 0}]}, "greater than 0"),
-        ({"path": "a", "eval": {"path": "b"}, "eval_path": "c"}, "eval replaces eval_path"),
+        (
+            {"path": "a", "eval": {"path": "b"}, "eval_path": "c"},
+            "eval replaces eval_path, and only one can count",
+        ),
+        ({"factory": "a:b", "eval_path": "c"}, "eval_path does not say enough here; set eval"),
+        ({"path": "a", "eval_factory_args": {}}, "eval_factory_args does not say enough here; set eval"),
+        ({"path": "a", "eval": {"factory_args": {}}}, "expected exactly one of path and factory"),
         ({"path": "a", "eval": {"path": "b", "factory": "c:d"}}, "expected exactly one of path and factory"),
         ({"path": "a", "curriculum_args": {"low": 0}}, "curriculum_args need tasks.curriculum"),
         ({"path": "a", "limit": 0}, "greater than or equal to 1"),

@@ -158,7 +158,7 @@ workflow_args: {environment: "agentrl_envs.reasoning_gym:ReasoningGymEnvironment
 tasks:
   factory: agentrl_envs.reasoning_gym:reasoning_tasks
   factory_args: {families: [chain_sum, gcd], size: 20, levels: [0, 3]}
-  eval_factory_args: {families: [chain_sum, gcd], size: 10, split: held_out, levels: [3, 3]}
+  eval: {factory_args: {families: [chain_sum, gcd], size: 10, split: held_out, levels: [3, 3]}}
   shuffle: false
 model: {path: /models/none}
 """)

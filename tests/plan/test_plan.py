@@ -78,7 +78,7 @@ def test_the_plan_names_the_choice(flags: list[str], expected: str) -> None:
     ],
 )
 def test_the_plan_says_whether_an_evaluation_holds_one_version(weights: str, expected: str) -> None:
-    tasks = {"path": "tasks.jsonl", "eval_path": "held-out.jsonl"}
+    tasks = {"path": "tasks.jsonl", "eval": {"path": "held-out.jsonl"}}
     run = parse_config(GOOD | {"tasks": tasks, "engine": {"eval_every": 5, "eval_weights": weights}})
     assert expected in describe_plan(plan_run(run))
 
@@ -116,8 +116,8 @@ def test_the_plan_says_what_this_machine_lacks_and_demands_none_of_it(
         ({"tasks": {"factory": f"{__name__}:none"}}, f"tasks.factory: module {__name__} has no 'none'"),
         ({"tasks": {"path": "no.jsonl"}}, "tasks.path: cannot read no.jsonl: there is no such file"),
         (
-            {"tasks": {"path": "good.jsonl", "eval_path": "bad.jsonl"}},
-            "tasks.eval_path: bad.jsonl:1: expected a JSON object",
+            {"tasks": {"path": "good.jsonl", "eval": {"path": "bad.jsonl"}}},
+            "tasks.eval.path: bad.jsonl:1: expected a JSON object",
         ),
     ],
 )

@@ -56,6 +56,21 @@ for _ in range(200):
 
 
 @pytest.mark.starts
+async def test_connections_that_are_reset_at_once_harm_no_other(sandbox: BoxSandbox) -> None:
+    resets = """
+import struct
+for _ in range(300):
+    with socket.create_connection(("127.0.0.1", PORT)) as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+assert ask(PORT, b"hi") == b"hi"
+"""
+    with anyio.fail_after(DEADLINE_S):
+        async with echo() as served, sandbox.session(port=served.port) as session:
+            said = await session.python(ASK + resets.replace("PORT", str(served.port)))
+            assert said.is_success, said.text
+
+
+@pytest.mark.starts
 async def test_a_cancelled_session_closes_its_way(sandbox: BoxSandbox) -> None:
     with anyio.fail_after(DEADLINE_S):
         async with echo() as served:

@@ -18,10 +18,10 @@ from pydantic import ValidationError
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl_sandbox import SandboxConfig, open_sandbox, open_warm_python
 from agentrl_sandbox.base import BoxSandbox
-from agentrl_sandbox.hosts.sandbox_server import serving_sandbox
 from agentrl_sandbox.remote import open_remote
 from agentrl_sandbox.session import diff_snapshots
 from agentrl_sandbox.types import Ending, Limits, Program, python_program
+from tests.support.hosts import serving_sandbox
 from tests.support.leftovers import processes_with
 from tests.support.ports import later_port
 
@@ -129,11 +129,16 @@ async def test_an_idle_session_ends(sandbox: BoxSandbox) -> None:
 @pytest.mark.starts
 async def test_every_route_asks_for_the_key(url: str) -> None:
     routes = [
-        ("GET", "/health"),
+        ("GET", "/state"),
+        ("POST", "/state"),
         ("POST", "/run"),
         ("POST", "/sessions"),
         ("POST", "/sessions/x"),
+        ("GET", "/sessions/x/port"),
         ("DELETE", "/sessions/x"),
+        ("POST", "/benches"),
+        *(("POST", f"/benches/x/{name}") for name in ("add", "keep", "changed", "read", "snapshot", "restore", "sessions")),
+        ("DELETE", "/benches/x"),
     ]
     async with aiohttp.ClientSession() as http:
         for method, path in routes:
@@ -168,7 +173,7 @@ async def test_a_bad_request_is_refused(url: str, body: str) -> None:
 
 @pytest.mark.starts
 async def test_a_server_that_is_not_there_is_a_fault(sandbox: BoxSandbox) -> None:
-    with pytest.raises(ConfigError, match=r"start one with `python -m agentrl_sandbox.hosts.sandbox_server`"):
+    with pytest.raises(ConfigError, match="start one with `agentrl sandbox-host`"):
         async with open_remote(f"http://127.0.0.1:{later_port()}"):
             pass
     with pytest.raises(ConfigError, match="can be reached from other machines"):

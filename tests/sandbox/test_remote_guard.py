@@ -15,9 +15,11 @@ import pytest
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl_sandbox import SandboxConfig, open_sandbox
 from agentrl_sandbox.base import BoxSandbox
-from agentrl_sandbox.hosts.sandbox_server import MAX_LIMITS, main, serving_sandbox
+from agentrl_sandbox.hosts.command import sandbox_host_command
+from agentrl_sandbox.hosts.server import MAX_LIMITS
 from agentrl_sandbox.remote import open_remote
 from agentrl_sandbox.types import Limits, Program, python_program
+from tests.support.hosts import serving_sandbox
 
 PROGRAM = {"argv": ["true"]}
 JSON = {"Content-Type": "application/json"}
@@ -68,7 +70,7 @@ async def test_without_a_key_no_other_site_reads_what_the_server_is(
     async with (
         serving_sandbox(sandbox) as url,
         aiohttp.ClientSession() as http,
-        http.get(url + "/health", headers=headers) as response,
+        http.get(url + "/state", headers=headers) as response,
     ):
         assert response.status == expected
 
@@ -103,9 +105,7 @@ async def test_a_limit_over_the_servers_maximum_is_refused_by_name(sandbox: BoxS
     async with serving_sandbox(sandbox) as url:
         for path, body in (("/run", {**PROGRAM, "limits": over}), ("/sessions", {"limits": over})):
             status, said = await _post(url, path, body)
-            assert (status, f"limits.{name}: expected at most {most:g}, the most of this server" in said) == (400, True), (
-                said
-            )
+            assert (status, f"limits.{name}: expected at most {most:g}, the most of this host" in said) == (400, True), said
         assert (await _post(url, "/run", {**PROGRAM, "limits": {name: most}}))[0] in (200, 503)
 
 
@@ -117,7 +117,7 @@ async def test_a_caller_without_limits_gets_no_more_than_the_servers_maxima(sand
         async with http.post(url + "/run", json={"argv": ["bash", "-c", command]}) as response:
             ran = base64.b64decode((await response.json())["stdout"])
         async with http.post(url + "/sessions", json={}) as response:
-            name = (await response.json())["session"]
+            name = (await response.json())["name"]
         call = {"request": {"do": "shell", "text": command, "timeout_s": 60}, "timeout_s": 68}
         async with http.post(f"{url}/sessions/{name}", json=call) as response:
             called = base64.b64decode((await response.json())["stdout"])
@@ -210,11 +210,13 @@ async def test_the_longest_command_that_is_taken_runs(sandbox: BoxSandbox) -> No
         assert (result.stdout, result.stderr) == (b"107\n", b"")
 
 
-async def test_the_maxima_are_options_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--max", "memory=5"]) == 2
-    assert "--max memory=5: expected LIMIT=NUMBER, where LIMIT is one of wall_s, cpu_s, memory_mb" in capsys.readouterr().err
-    assert main(["--max", "memory_mb=many"]) == 2
-    assert "memory_mb" in capsys.readouterr().err
+def test_the_maxima_are_options_of_the_command() -> None:
+    with pytest.raises(
+        ConfigError, match="--max memory=5: expected LIMIT=NUMBER, where LIMIT is one of wall_s, cpu_s, memory_mb"
+    ):
+        sandbox_host_command(max=("memory=5",))
+    with pytest.raises(ConfigError, match="memory_mb"):
+        sandbox_host_command(max=("memory_mb=many",), containers=False)
 
 
 @pytest.mark.starts

@@ -47,7 +47,7 @@ class LocalTrainer:
 
     def manifest(self, version: int, weights: Mapping[str, Tensor], *, dtype: str = "float32") -> Manifest:
         """Return what is sent for `weights`."""
-        return plan_sending(version, weights, dtype=dtype, bucket_mb=1)
+        return plan_sending(version, weights, dtype=dtype, bucket_mb=self._config.bucket_mb)
 
     async def _call(self, request: Any, expected: type[Any], what: str) -> Any:  # noqa: ANN401 - the worker's protocol
         match request:

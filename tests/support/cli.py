@@ -35,7 +35,7 @@ def write_run(folder: Path, checkpoint: Path, **changes: Mapping[str, object]) -
     run: dict[str, Any] = {
         "name": "small",
         "workflow": "my_agent:solve",
-        "tasks": {"path": "tasks.jsonl", "eval_path": "tasks.jsonl"},
+        "tasks": {"path": "tasks.jsonl", "eval": {"path": "tasks.jsonl"}},
         "model": {"path": str(checkpoint)},
         "sampling": {"max_tokens": 8},
         "inference": {"device": "cpu", "max_context_tokens": 256, "max_running_requests": 16},

@@ -68,7 +68,7 @@ async def started(model: Path, folder: Path, dp: int, **settings: object) -> Asy
         total_steps=10,
         seed=0,
         log_path=folder / "trainer.log",
-        sync=SyncConfig(timeout_s=30),
+        sync=SyncConfig(bucket_mb=1, timeout_s=30),
     ) as trainer:
         yield trainer
 

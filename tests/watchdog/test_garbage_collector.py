@@ -71,7 +71,7 @@ def test_a_process_keeps_what_it_has_frozen_and_higher_thresholds_of_its_own() -
 
 
 def test_an_evaluation_runs_with_them_and_leaves_none() -> None:
-    tasks = {"factory": f"{__name__}:make_tasks", "eval_factory_args": {}}
+    tasks = {"factory": f"{__name__}:make_tasks", "eval": {"factory_args": {}}}
     run = parse_config({"workflow": f"{__name__}:sees_the_settings", "tasks": tasks, "model": {"path": "model"}})
     target = Target(endpoint="http://127.0.0.1:9/v1", model="m")  # nothing listens there; the workflow makes no call
     before = settings()

@@ -53,7 +53,7 @@ def sender() -> Iterator[MakeSender]:
     before = threading.enumerate()
 
     def make(**changes: object) -> WeightSender:
-        config = SyncConfig.model_validate({"timeout_s": 300, **changes})
+        config = SyncConfig.model_validate({"bucket_mb": 1, "timeout_s": 300, **changes})
         made.append(WeightSender(config, torch.device("cpu")))
         return made[-1]
 

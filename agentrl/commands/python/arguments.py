@@ -60,9 +60,11 @@ def read_run(
         set_field(call, fields, "workflow_args", shown)
     set_field(call, fields, "model.path", str(model))
     place = Path(str(fields.get("runs_dir", "runs"))) / str(fields.get("name", "run"))
-    for key, given, file in (("path", tasks, TASK_FILES[0]), ("eval_path", eval_tasks, TASK_FILES[1])):
+    for key, given, file in (("path", tasks, TASK_FILES[0]), ("eval.path", eval_tasks, TASK_FILES[1])):
         if given is not None:
             set_field(call, fields, f"tasks.{key}", str(given if sets is None else place / file))
+    if sets is None and eval_tasks is not None:
+        _read_held_out_alike(fields["tasks"])
     config = parse_config(fields, source=call)
     if sets is not None:
         _check_held_out(call, eval_tasks, config.tasks)
@@ -145,10 +147,16 @@ def _task_sets(tasks: GivenTasks, eval_tasks: GivenTasks | None) -> TaskSets | N
     return TaskSets(TrainingTasks.of(one_task_set(tasks, "tasks")), held_out)
 
 
+def _read_held_out_alike(fields: dict[str, Any]) -> None:
+    """Let a file of held-out tasks be read as that of the training tasks is, where the call does not say how."""
+    for name in ("format", "map"):
+        if name in fields:
+            fields["eval"].setdefault(name, fields[name])
+
+
 def _check_held_out(call: str, eval_tasks: GivenTasks | None, config: TasksConfig) -> None:
     """Refuse held-out tasks of a run file next to tasks that are objects, which replace them."""
-    by_path = eval_tasks is None and config.eval_path is not None
-    if by_path or config.eval is not None or config.eval_factory_args is not None:
+    if config.eval is not None and (eval_tasks is None or config.eval.model_fields_set != {"path"}):
         raise ConfigError(f"{call}: tasks.eval applies to files; pass the held-out tasks as eval_tasks")
 
 

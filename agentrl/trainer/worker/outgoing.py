@@ -23,6 +23,8 @@ from agentrl.weights.types import Manifest
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl.weights.config import SyncConfig
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HeldWeights:
@@ -44,8 +46,8 @@ class HeldWeights:
 class OutgoingWeights:
     """The held weights and the groups with servers."""
 
-    def __init__(self, sender: WeightSender, source: Path) -> None:
-        self._sender, self._source = sender, source
+    def __init__(self, sender: WeightSender, sync: SyncConfig, source: Path) -> None:
+        self._sender, self._sync, self._source = sender, sync, source
         self._to_send: HeldWeights | None = None
         self._to_write: HeldWeights | None = None
         self._planning = threading.Lock()
@@ -99,7 +101,8 @@ class OutgoingWeights:
         with self._planning:
             if held.manifest is None:
                 assert held.dtype is not None
-                held.manifest = plan_sending(held.version, held.tensors, dtype=held.dtype)
+                bucket_mb = self._sync.bucket_mb
+                held.manifest = plan_sending(held.version, held.tensors, dtype=held.dtype, bucket_mb=bucket_mb)
         self._sender.begin(held.manifest, held.tensors, request.groups)
         return protocol.SendingBegun(held.manifest)
 

@@ -437,7 +437,7 @@ def _load_worker(
     )
     trainer = PolicyTrainer(model, config, algorithm, total_steps=request.total_steps, seed=request.seed)
     sync, source = SyncConfig.model_validate_json(request.sync), Path(request.model_path)
-    outgoing = OutgoingWeights(WeightSender(sync, model.device), source)
+    outgoing = OutgoingWeights(WeightSender(sync, model.device), sync, source)
     return _Worker(
         trainer=trainer,
         outgoing=outgoing,

@@ -69,7 +69,7 @@ def test_sections_and_fields_are_given_in_three_ways_that_mean_the_same() -> Non
         ({"tasks": [{"id": 1}, {"id": "1"}]}, "tasks: 2 tasks have the id '1'"),
         ({"eval_tasks": "none.jsonl"}, "cannot read none.jsonl"),
         ({"tasks__eval": {"path": "e.jsonl"}}, "tasks.eval applies to files; pass the held-out tasks as eval_tasks"),
-        ({"tasks__eval_path": "e.jsonl"}, "tasks.eval applies to files; pass the held-out tasks as eval_tasks"),
+        ({"tasks__eval__path": "e.jsonl"}, "tasks.eval applies to files; pass the held-out tasks as eval_tasks"),
         ({"workflow_args": 3}, "workflow_args: expected a mapping of names to values, got int"),
         ({"workflow_args": {"bonus": object()}}, "workflow_args.bonus: expected a value that JSON can hold, got <object"),
         ({"workflow_args": {"bonus": (1, 2)}}, r"workflow_args.bonus: expected a value that JSON can hold, got \(1, 2\)"),
@@ -124,7 +124,7 @@ def test_the_yaml_of_a_run_holds_what_was_given_and_reads_back() -> None:
     written = yaml.safe_load(config.to_yaml())
     assert written == {
         "workflow": f"{__name__}:solve",
-        "tasks": {"path": "train.jsonl", "eval_path": "eval.jsonl"},
+        "tasks": {"path": "train.jsonl", "eval": {"path": "eval.jsonl"}},
         "model": {"path": "m"},
         "trainer": {"lr": 1e-5},
         "sync": {"method": "disk"},
@@ -142,7 +142,7 @@ def test_tasks_that_are_objects_are_written_where_the_config_names_them(tmp_path
     back = read_tasks(str(run.config.tasks.path))
     assert [task.id for task in back] == ["1", "7", "own"] == [task.id for task in run.objects.tasks.train.finite]
     assert [task["question"] for task in back] == ["a", "b", "c"]
-    assert read_tasks(str(run.config.tasks.eval_path)) == run.objects.tasks.evaluation
+    assert read_tasks(str(run.config.tasks.eval and run.config.tasks.eval.path)) == run.objects.tasks.evaluation
 
 
 def test_the_calls_are_found_at_the_top_also_after_their_modules_were_imported() -> None:

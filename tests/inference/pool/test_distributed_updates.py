@@ -155,7 +155,7 @@ def feed(version: int, trainer: LocalTrainer) -> WeightFeed:
 async def test_with_requests_in_flight_servers_get_exactly_what_the_disk_path_would_give(
     checkpoints: list[Path], tmp_path: Path
 ) -> None:
-    trainer = LocalTrainer.of(checkpoints[1])
+    trainer = LocalTrainer.of(checkpoints[1], bucket_mb=1)
     generations: list[Generation] = []
     async with served(checkpoints[0]) as servers, pool_of(*servers, health_interval_s=60) as pool:
 
@@ -202,7 +202,7 @@ async def _a_cancelled_broadcast_leaves_trainer_and_servers_usable(
 async def test_a_server_that_dies_or_stops_in_the_middle_is_left_out_and_the_others_go_on(
     checkpoints: list[Path], number: signal.Signals, tmp_path: Path
 ) -> None:
-    trainer = LocalTrainer.of(checkpoints[1])
+    trainer = LocalTrainer.of(checkpoints[1], bucket_mb=1)
     async with served(checkpoints[0]) as servers, pool_of(*servers, health_interval_s=60) as pool:
         lost = servers[1]
         lost.watched.signal, lost.watched.patience_s = number, 3
@@ -243,7 +243,7 @@ async def worker(checkpoint: Path, folder: Path, **settings: object) -> AsyncGen
         total_steps=10,
         seed=0,
         log_path=folder / "trainer.log",
-        sync=SyncConfig(timeout_s=60),
+        sync=SyncConfig(bucket_mb=1, timeout_s=60),
     ) as trainer:
         yield trainer
 

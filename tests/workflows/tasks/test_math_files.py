@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.data.config import TasksConfig
+from agentrl.data.config import SourceConfig, TasksConfig
 from agentrl.data.load import load_tasks
 from agentrl.data.source import read_records
 from agentrl.errors import ConfigError
@@ -181,7 +181,11 @@ def test_a_run_file_names_the_mapping_and_an_error_in_the_data_reaches_the_user_
     path = write(tmp_path / "train.jsonl", [APPLES, SAVINGS])
     factory = "agentrl_workflows.tasks.math_files:gsm8k_tasks"
     sets = load_tasks(
-        TasksConfig(factory=factory, factory_args={"path": path, "start": 1}, eval_factory_args={"path": path, "count": 1})
+        TasksConfig(
+            factory=factory,
+            factory_args={"path": path, "start": 1},
+            eval=SourceConfig(factory=factory, factory_args={"path": path, "count": 1}),
+        )
     )
     assert [task.id for task in (*sets.train.finite, *sets.evaluation)] == ["gsm8k-train-2", "gsm8k-train-1"]
     write(tmp_path / "train.jsonl", [{"question": "?"}])

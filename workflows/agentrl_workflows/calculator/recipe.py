@@ -61,8 +61,8 @@ SMOKE = CalculatorRecipe(
         "engine.steps": 15,
         "tasks.factory_args.operations": 1,
         "tasks.factory_args.count": 256,
-        "tasks.eval_factory_args.operations": 1,
-        "tasks.eval_factory_args.count": 128,
+        "tasks.eval.factory_args.operations": 1,
+        "tasks.eval.factory_args.count": 128,
     },
 )
 """The smallest variant, for tests: one operation."""

@@ -79,9 +79,9 @@ MATH_SMOKE = MathRecipe(
         "tasks.factory_args.max_start": 8,
         "tasks.factory_args.max_change": 3,
         "tasks.factory_args.count": 512,
-        "tasks.eval_factory_args.max_start": 8,
-        "tasks.eval_factory_args.max_change": 3,
-        "tasks.eval_factory_args.count": 256,
+        "tasks.eval.factory_args.max_start": 8,
+        "tasks.eval.factory_args.max_change": 3,
+        "tasks.eval.factory_args.count": 256,
     },
 )
 """The smallest variant, for tests: small numbers."""

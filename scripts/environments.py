@@ -354,9 +354,9 @@ def main(names: list[str]) -> int:
     if names == ["--where"]:
         print(store())
         return 0
-    if not names or (unknown := set(names) - ENVIRONMENTS.keys()):
-        wrong = ", ".join(sorted(unknown)) if names else "no name"
-        print(f"expected names among {', '.join(ENVIRONMENTS)}; got {wrong}", file=sys.stderr)
+    unknown = sorted(set(names) - ENVIRONMENTS.keys())
+    if unknown or not names:
+        print(f"expected names among {', '.join(ENVIRONMENTS)}; got {', '.join(unknown) or 'none'}", file=sys.stderr)
         return 2
     try:
         for name in names:

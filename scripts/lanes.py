@@ -40,7 +40,7 @@ CORE_TESTS_ONLY = (
 """What only the tests of the core read: `tests/contract` does."""
 
 
-def test_paths(package: str) -> list[str]:
+def paths_of(package: str) -> list[str]:
     """Return the folders and files of a package's tests; the core has all that no companion has."""
     tests = ROOT / "tests"
     if package != CORE:
@@ -58,7 +58,7 @@ def touched(files: Iterable[str]) -> list[str] | None:
         package = next((name for name in COMPANIONS if file.startswith(_places(name))), None)
         if package is not None:
             found.add(package)
-        elif not file.startswith((*CORE_TESTS_ONLY, *(f"{path}/" for path in test_paths(CORE) if path != CORE))):
+        elif not file.startswith((*CORE_TESTS_ONLY, *(f"{path}/" for path in paths_of(CORE) if path != CORE))):
             return None
     return [name for name in COMPANIONS if name in found or found & _imported(name)]
 
@@ -88,7 +88,7 @@ def _own_tests(package: str) -> list[str]:
 
 
 def _places(package: str) -> tuple[str, ...]:
-    tests = tuple(path if path.endswith(".py") else f"{path}/" for path in test_paths(package))
+    tests = tuple(path if path.endswith(".py") else f"{path}/" for path in paths_of(package))
     return (f"{PACKAGES[package]}/", *tests, *EXTRA.get(package, ()))
 
 
@@ -107,7 +107,7 @@ def _git(*arguments: str) -> str | None:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        print("\n".join(path for package in sys.argv[1:] for path in test_paths(package)))
+        print("\n".join(path for package in sys.argv[1:] for path in paths_of(package)))
     else:
         needed = lanes()
         print("everything" if needed is None else "\n".join([CORE, *needed]))

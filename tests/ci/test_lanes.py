@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from scripts import lanes as lanes_module
-from scripts.lanes import COMPANIONS, CORE, ELSEWHERE, changed_files, test_paths, touched
+from scripts.lanes import COMPANIONS, CORE, ELSEWHERE, changed_files, paths_of, touched
 
 ROOT = Path(__file__).parents[2]
-test_paths.__test__ = False  # type: ignore[attr-defined]
 
 
 def test_every_folder_of_tests_belongs_to_one_package_or_to_a_target_of_its_own() -> None:
-    owned = [path for package in (CORE, *COMPANIONS) for path in test_paths(package)]
+    owned = [path for package in (CORE, *COMPANIONS) for path in paths_of(package)]
     assert sorted(owned) == sorted(set(owned))
     there = {f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.is_dir() or path.match("test_*.py")}
     assert {path for path in there if "__" not in path} == {*owned, *(f"tests/{name}" for name in ELSEWHERE)} - {CORE}

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.forked_starts import fork_from_now_on, true_starts
 from tests.support.process_guard import TESTS, ProcessGuard, starts_processes
 from tests.support.tiny import tiny_checkpoint
 
 GUARD = ProcessGuard()
+MANY_TESTS = 20
 platform.processor()  # asks `uname` once in a process; the openai client does so at its first request
 
 # Two cores are shared by pytest and the servers it starts: one thread each is fastest, and hub access is never wanted.
@@ -48,8 +50,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "qwen3")
 
 
+@pytest.fixture
+def starts_truly() -> Generator[None]:
+    """Start the processes of a test as users do, where it would fork them (`tests/support/forked_starts.py`)."""
+    with true_starts():
+        yield
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the modules that start processes."""
+    """Mark the modules that start processes, and fork those of many tests: of a few, the imports of a server cost more."""
+    if len(items) >= MANY_TESTS:
+        fork_from_now_on()
     for item in items:
         if item.path.is_relative_to(TESTS) and starts_processes(item.path):
             item.add_marker("processes")

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.forked_starts import fork_from_now_on, true_starts
 from tests.support.tiny import tiny_checkpoint
 
 pytest_plugins = ["tests.support.process_guard"]
+MANY_TESTS = 20
 platform.processor()  # asks `uname` once in a process; the openai client does so at its first request
 
 # Two cores are shared by pytest and the servers it starts: one thread each is fastest, and hub access is never wanted.
@@ -44,3 +46,16 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Qwen3 checkpoint, made once per test session; do not write to it."""
     return tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "qwen3")
+
+
+@pytest.fixture
+def starts_truly() -> Generator[None]:
+    """Start the processes of a test as users do, where it would fork them (`tests/support/forked_starts.py`)."""
+    with true_starts():
+        yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fork the processes of many tests: of a few, the imports of a server cost more."""
+    if len(items) >= MANY_TESTS:
+        fork_from_now_on()

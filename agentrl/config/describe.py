@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from textwrap import dedent
 from types import NoneType, UnionType
@@ -87,6 +88,7 @@ def config_fields(model: type[BaseModel], prefix: str = "") -> Iterator[ConfigFi
             yield from config_fields(below, f"{path}.")
 
 
+@cache
 def field_docstrings(model: type[BaseModel]) -> Mapping[str, str]:
     """Return the docstring below each field of a model that has one, those of its bases included."""
     found: dict[str, str] = {}

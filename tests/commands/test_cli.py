@@ -68,6 +68,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path, checkpoint: 
 
 @pytest.mark.starts
 @pytest.mark.slow
+@pytest.mark.usefixtures("starts_truly")
 def test_a_run_trains_and_its_checkpoint_evaluates(tmp_path: Path, checkpoint: Path) -> None:
     write_run(tmp_path, checkpoint)
     agent = tmp_path / "my_agent.py"

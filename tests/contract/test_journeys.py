@@ -161,7 +161,7 @@ def recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(journey: str, files: set[str]) -> None:
-    """Check what a journey entered; files of signs of life, which come at any time, and of the test's server do not count."""
+    """Check what a journey entered; files of the test's server and of signs of life do not count."""
     listing = "\n".join(sorted(files))
     entered = {f"{feature}: {file}" for feature, own in BUDGETS["features"].items() for file in files.intersection(own)}
     assert not entered, f"a {journey} enters files of features that are off: {sorted(entered)}"

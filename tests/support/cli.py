@@ -18,6 +18,7 @@ import yaml
 
 from agentrl.commands.main import make_app
 from agentrl.commands.running import run_command
+from tests.support.forked_starts import SERVER_NAME
 
 AGENTRL = str(Path(sys.executable).with_name("agentrl"))
 END_S = 300.0
@@ -69,15 +70,16 @@ def records(path: Path, event: str) -> list[dict[str, Any]]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes whose parent is `pid`."""
+    """Return the processes that `pid` has started."""
     found: list[int] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                words = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if int(fields[1]) == pid:
+            if int(fields[1]) == pid and not words.startswith(SERVER_NAME.encode()):
                 found.append(int(entry.name))
     return found
 

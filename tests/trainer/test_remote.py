@@ -132,6 +132,7 @@ def _alive(pid: int) -> bool:
 
 
 @_ASYNCIO
+@pytest.mark.usefixtures("starts_truly")
 async def test_a_worker_trains_publishes_saves_and_restores_like_the_trainer_in_this_process(
     tmp_path: Path, checkpoint: Path
 ) -> None:

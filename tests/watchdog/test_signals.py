@@ -246,6 +246,7 @@ def test_an_interrupt_while_the_command_is_still_importing_is_one_message(tmp_pa
 
 
 @pytest.mark.parametrize("module", ["agentrl", "agentrl.commands.main"])
+@pytest.mark.usefixtures("starts_truly")
 def test_the_command_is_a_module_too(tmp_path: Path, module: str) -> None:
     command = [sys.executable, "-m", module, "train", "none.yaml"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)

@@ -52,6 +52,7 @@ def published(folder: Path, checkpoint: Path, version: int) -> Publication:
     return Publication(version=version, path=str(folder), checksum=model_checksum(tensors), tensor_checksums=tensors)
 
 
+@pytest.mark.usefixtures("starts_truly")
 async def test_servers_are_launched_updated_killed_restarted_and_ended(checkpoint: Path, tmp_path: Path) -> None:
     pids: list[int] = []
     others = set(_children())  # servers that other tests share

@@ -42,6 +42,7 @@ async def play(runner: RemoteRunner, act: str, **fields: object) -> Trajectory:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.usefixtures("starts_truly")
 async def test_the_death_of_a_worker_is_a_failure_with_its_turns_and_another_one_starts(
     model: Path, renderer: Renderer, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def patient(checkpoint: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.starts
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "stdin"])
+@pytest.mark.usefixtures("starts_truly")
 def test_a_server_process_announces_itself_and_ends_cleanly(end: str, patient: Path) -> None:
     options = ["--max-context-tokens", "250000", "--weight-version", "3", "--exit-with-stdin"]
     with process("--model-path", str(patient), *options) as child:

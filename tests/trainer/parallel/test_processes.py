@@ -50,6 +50,7 @@ def _is_alive(pid: int) -> bool:
 @pytest.mark.starts
 @pytest.mark.slow
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.usefixtures("starts_truly")
 async def test_two_processes_train_publish_and_save_and_end_when_one_dies(tmp_path: Path, checkpoint: Path) -> None:
     ids = np.arange(1, 20, dtype=np.int32)
     async with _trainer(checkpoint, tmp_path) as trainer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest

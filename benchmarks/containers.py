@@ -30,8 +30,7 @@ from agentrl_sandbox.containers import BubblewrapContainers, open_containers
 from agentrl_sandbox.containers.fleet.fleet import open_fleet
 from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
 from agentrl_sandbox.containers.roots import CONTAINER_UID
-from agentrl_sandbox.hosts.container_server import HostOptions, serving_containers
-from agentrl_sandbox.hosts.sandbox_server import MAX_LIMITS
+from agentrl_sandbox.hosts.server import MAX_LIMITS, HostOptions, serving_host
 from agentrl_sandbox.types import Limits
 from benchmarks.machine import describe_machine
 from benchmarks.sandbox import quantiles
@@ -214,7 +213,7 @@ async def in_flight() -> dict[str, object]:
             memory_mb = 128 * (200 + 50 * number)
             options = HostOptions(max_open=400, memory_mb=memory_mb, share=1.0, maxima=maxima, left_mb=-(10**6))
             containers = PlannedContainers()
-            urls.append(await stack.enter_async_context(serving_containers(containers, options)))  # pyright: ignore[reportArgumentType]
+            urls.append(await stack.enter_async_context(serving_host(options, containers=containers)))  # pyright: ignore[reportArgumentType]
         fleet = await stack.enter_async_context(open_fleet(urls, limits=LIMITS, max_open=IN_FLIGHT, max_starting=64))
         began = time.perf_counter()
         opened_s = 0.0

@@ -120,6 +120,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     LOGS.mkdir(parents=True, exist_ok=True)
     ended = [run_target("setup sandbox-install")]
+    if ended[0].status:
+        chosen = []  # each would fail for the same reason
     # Targets install the same, or wait for it: what fails here fails there again, with its message.
     script = "; ".join(f"make --no-print-directory {target}" for target in ["setup", *installations(chosen)])
     with (

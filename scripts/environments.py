@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -96,9 +95,8 @@ def ensure(environment: Environment) -> None:
     """
     wanted = digest(environment)
     place = CLONE / environment.place
-    folder = (
-        store() / f"{re.sub(r'[^a-z0-9]+', '-', place.name.strip('.'))}-{wanted[:16]}" if environment.is_shared else place
-    )
+    name = environment.place.strip(".").replace("/", "-")
+    folder = store() / f"{name}-{wanted[:16]}" if environment.is_shared else place
     stamp = folder / environment.stamp
     if not _holds(stamp, wanted):
         with _alone(folder, environment):

@@ -24,8 +24,6 @@ from agentrl.types import StopReason, Task
 from examples.calculator_agent import CalculatorAgent
 from tests.support.sandboxes import usable_host
 
-pytestmark = pytest.mark.starts
-
 ROOT = Path(__file__).parents[1]
 LADDER = sorted((ROOT / "examples").glob("[0-9]*.py"))
 EXTERNAL = ("05_mcp_tools",)  # imports a package that takes seconds
@@ -90,6 +88,7 @@ def test_the_agent_is_at_most_thirty_lines() -> None:
     assert len([line for line in body if line.strip()]) <= 30
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("path", STEPS, ids=lambda path: path.stem)
 def test_a_step_of_the_ladder_runs_offline_and_shows_what_it_says(
     path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

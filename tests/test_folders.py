@@ -5,8 +5,6 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-import pytest
-
 from agentrl.processes.base import open_log
 from agentrl.support.folders import make_private
 from agentrl.weights.disk import atomic_directory
@@ -16,7 +14,6 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.starts
 def test_logs_and_weights_lie_in_directories_of_their_owner(tmp_path: Path) -> None:
     open_log(tmp_path / "run" / "logs" / "a.log").close()
     with atomic_directory(tmp_path / "weights" / "v1") as folder:
@@ -24,7 +21,6 @@ def test_logs_and_weights_lie_in_directories_of_their_owner(tmp_path: Path) -> N
     assert [mode(tmp_path / name) for name in ("run/logs", "weights")] == [0o700] * 2
 
 
-@pytest.mark.starts
 def test_a_directory_that_its_owner_shares_stays_shared(tmp_path: Path) -> None:
     make_private(tmp_path / "runs" / "a")
     assert mode(tmp_path / "runs" / "a") == 0o700

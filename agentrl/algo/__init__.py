@@ -1,4 +1,4 @@
-"""Advantages, losses, corrections, terms and packing: pure functions. Those that need torch are imported by module."""
+"""Advantages, losses, corrections, terms and packing: pure functions. `objective` and `loss_metrics` alone import torch."""
 
 from __future__ import annotations
 

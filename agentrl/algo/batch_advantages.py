@@ -20,7 +20,7 @@ import numpy as np
 
 from agentrl.algo.advantages import GroupAdvantages
 from agentrl.algo.advantages.gae import ValueEstimate
-from agentrl.algo.advantages.players import ROUNDING, Float64Array
+from agentrl.algo.advantages.parts import ROUNDING, Float64Array
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.slots import Loaded, load_without_torch
 from agentrl.episode.checks import MAX_REWARD, check_reward_time

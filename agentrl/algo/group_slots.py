@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from agentrl.algo.advantages import GroupAdvantages
-from agentrl.algo.advantages.players import Float64Array, PricedTurn
+from agentrl.algo.advantages.parts import Float64Array, PricedTurn
 from agentrl.algo.slots import Bundled, Loaded, NoOptions, row
 from agentrl.config.base import Config
 from agentrl.errors import ConfigError

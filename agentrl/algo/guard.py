@@ -17,16 +17,6 @@ from agentrl.config.base import Config
 GUARDS: dict[str, Bundled] = {}
 
 
-def ess_ratio(count: float, total: float, squares: float) -> float:
-    """Return (sum W)^2 / (n sum W^2) of n weights W, from 1 / n to 1 (Kong 1992); 1 for none.
-
-    Example:
-        >>> ess_ratio(4, total=4.0, squares=16.0)
-        0.25
-    """
-    return min(total * total / (count * squares), 1.0) if count else 1.0
-
-
 def learning_rate_factor(ratio: float, base: float = 1.0) -> float:
     """Return sqrt(min(1, ratio / base)), the factor of the learning rate.
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from agentrl.algo.guard import ess_ratio
 from agentrl.algo.loss_batch import MAX_LOG_RATIO, Metric
 
 MAX_SAMPLE_LOG_WEIGHT = 300.0
@@ -110,6 +109,16 @@ SUMS = (*_TOTALS, *_BREAKDOWN)
 COUNTS = ("num_", "loss_tokens_by_age")
 """Beginnings of the names of figures that count tokens."""
 MAXIMA = ("ratio", "weight", "difference", "fresh_difference", "interrupted_fresh_difference")
+
+
+def ess_ratio(count: float, total: float, squares: float) -> float:
+    """Return (sum W)^2 / (n sum W^2) of n weights W, from 1 / n to 1 (Kong 1992); 1 for none.
+
+    Example:
+        >>> ess_ratio(4, total=4.0, squares=16.0)
+        0.25
+    """
+    return min(total * total / (count * squares), 1.0) if count else 1.0
 
 
 def combine(metrics: Sequence[LossMetrics]) -> dict[str, float]:

@@ -55,7 +55,7 @@ class Objective:
         self._policy_loss = slots.policy_loss.load(TokenLoss)
         corrections = [slot for slot in (slots.token, slots.sequence) if slot.name != "none"]
         self._corrections = [slot.load(Weights) for slot in corrections]
-        self._guard = slots.guard.load(object)
+        self._guard = None if slots.guard.name == "none" else slots.guard.load(object)
         self._terms = [_Term(slot=term, function=term.slot.load(TokenLoss)) for term in slots.terms]
         loaded = [self._policy_loss, *self._corrections, *(term.function for term in self._terms)]
         self._functions = [self._proximal, *loaded]
@@ -156,6 +156,8 @@ class Objective:
         Raises:
             ConfigError: the function of the slot raised, or returned something else.
         """
+        if self._guard is None:
+            return 1.0
         factor = self._guard(ratio)
         if not isinstance(factor, int | float) or isinstance(factor, bool):
             raise ConfigError(f"{self._guard.where} returned a {type(factor).__name__}; return a float from 0 to 1")

@@ -96,11 +96,11 @@ class Client(AsyncOpenAI):
 
         Text that something other than the model or a limit cut is no answer, and raises.
         """
-        asked = AskedCall(messages, arguments, self.speaker, self.timeout)
+        call = AskedCall(messages, arguments, self.speaker, self.timeout)
         result = (
-            ChatStream(await self.backend.stream(asked), self.episode.calls)
+            ChatStream(await self.backend.stream(call), self.episode.calls)
             if stream
-            else completion(await self.backend.answer(asked))
+            else completion(await self.backend.answer(call))
         )
         headers = arguments.get("extra_headers")
         is_raw = isinstance(headers, Mapping) and RAW_RESPONSE_HEADER in headers

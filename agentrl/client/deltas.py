@@ -157,8 +157,8 @@ class DeltaSplitter:
 
 def _first_marker(text: str, markers: Sequence[str]) -> tuple[int, bool]:
     """Return where the first marker in `text`, whole or begun at its end, starts, and whether it is whole."""
-    found = [at for marker in markers if (at := text.find(marker)) >= 0]
-    if found:
-        return min(found), True
+    positions = [at for marker in markers if (at := text.find(marker)) >= 0]
+    if positions:
+        return min(positions), True
     begun = (length for marker in markers for length in range(1, len(marker)) if text.endswith(marker[:length]))
     return len(text) - max(begun, default=0), False

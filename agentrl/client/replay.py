@@ -45,8 +45,8 @@ class ReplayBackend(ClientBackend):
         self.diverged: list[str] = []
         """Actions of the workflow that were not recorded."""
         if not any(turn.output_ids.size for turn in recorded.turns):
-            found = {name: recorded.metrics[name] for name in REPORTED_NAMES if name in recorded.metrics}
-            self.episode.reported_tokens.update(found)
+            reported = {name: recorded.metrics[name] for name in REPORTED_NAMES if name in recorded.metrics}
+            self.episode.reported_tokens.update(reported)
         self._instructions = Instructions() if MISSES_METRIC in recorded.metrics else None
         """The record's prompts carry instructions where answers were compared with them."""
         self._order: list[int] = []

@@ -262,14 +262,14 @@ def _endpoint_client(connection: AsyncOpenAI, model: str, sampling: SamplingConf
 
 def _load_tool(spec: str) -> Tool[..., object]:
     """Return the tool that `module:name` names; a plain function becomes one."""
-    found = import_user_object(spec, "--tools")
-    if isinstance(found, Tool):
-        return cast("Tool[..., object]", found)
+    tools = import_user_object(spec, "--tools")
+    if isinstance(tools, Tool):
+        return cast("Tool[..., object]", tools)
     try:
-        return tool(cast("Callable[..., object]", found))
+        return tool(cast("Callable[..., object]", tools))
     except (TypeError, AttributeError) as error:
         raise ConfigError(
-            f"--tools {spec}: expected a function with typed parameters, got {found!r:.80}: {error}"
+            f"--tools {spec}: expected a function with typed parameters, got {tools!r:.80}: {error}"
         ) from error
 
 

@@ -88,12 +88,12 @@ class CheckReport:
     def check(self, name: str, probe: Callable[[], _Result], describe: Callable[[_Result], str]) -> _Result | None:
         """Run `probe` and print its result, or what to fix if it raises an error of agentrl; return None then."""
         try:
-            found = probe()
+            result = probe()
         except (AgentRLError, BaseExceptionGroup) as error:
             self.fix(name, describe_error(error))
             return None
-        self.ok(name, describe(found))
-        return found
+        self.ok(name, describe(result))
+        return result
 
     def _line(self, mark: str, style: str, name: str, detail: str) -> None:
         self.console.print(Text.assemble((f"{mark:<4}", style), f"{name:<12} {visible(detail)}"), soft_wrap=True)
@@ -174,15 +174,15 @@ def _installed_sglang(config: InferenceConfig) -> str:
     python = find_sglang_python(config)
     command = [python, "-c", "import importlib.metadata as m; print(m.version('sglang'))"]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{python} does not run: {error}; install SGLang again with make sglang-install") from error
-    if asked.returncode != 0:
-        last = (asked.stderr.strip().splitlines() or ["(no output)"])[-1]
+    if answer.returncode != 0:
+        last = (answer.stderr.strip().splitlines() or ["(no output)"])[-1]
         raise ConfigError(
             f"{python} has no SGLang: {last}; run make sglang-install, or set inference.sglang_python to another one"
         )
-    version = asked.stdout.strip()
+    version = answer.stdout.strip()
     check_sglang_version(version, python)
     return f"{version} at {python}"
 

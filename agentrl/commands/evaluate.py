@@ -361,7 +361,7 @@ class ServerLogs:
 def server_logs(run: RunConfig) -> Generator[ServerLogs]:
     """Yield the folder of the servers' logs; afterwards print where it is, or remove it if nothing failed."""
     logs = ServerLogs(Path(run.runs_dir) / "eval-logs" / f"{run.name}-{os.getpid()}")
-    made = [folder for folder in (logs.folder, *logs.folder.parents) if not folder.exists()]
+    missing = [folder for folder in (logs.folder, *logs.folder.parents) if not folder.exists()]
     try:
         yield logs
     except BaseException:
@@ -373,7 +373,7 @@ def server_logs(run: RunConfig) -> Generator[ServerLogs]:
         else:
             shutil.rmtree(logs.folder, ignore_errors=True)
             with suppress(OSError):  # stops at the first folder that holds something else
-                for folder in made[1:]:
+                for folder in missing[1:]:
                     folder.rmdir()
 
 

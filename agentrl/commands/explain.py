@@ -46,13 +46,13 @@ def explain_name(name: str) -> str:
     """
     fields = [*config_fields(RunConfig), *short_fields()]
     wanted = name.removeprefix("--").replace("-", "_")
-    found = [field for field in fields if wanted == field.path] or [field for field in fields if wanted == field.name]
-    metrics = [metric for metric in find_metric(name) if not found or metric.key == name]
+    matching = [field for field in fields if wanted == field.path] or [field for field in fields if wanted == field.name]
+    metrics = [metric for metric in find_metric(name) if not matching or metric.key == name]
     hint = guess_field(wanted, [field.path for field in fields])
     is_typo = hint.startswith("did you mean") and all(metric.key == OTHER_METRIC for metric in metrics)
-    if not found and (is_typo or not metrics):
+    if not matching and (is_typo or not metrics):
         raise ConfigError(f"{name}: there is no such field or metric; {hint}")
-    described = [_section(field, fields) if field.is_section else _field(field) for field in found]
+    described = [_section(field, fields) if field.is_section else _field(field) for field in matching]
     return "\n\n".join([*described, *map(_metric, metrics)])
 
 

@@ -94,11 +94,11 @@ def _make_model(folder: Path) -> None:
     """Run the project's own script that writes its tiny model."""
     command = [sys.executable, _MAKE_MODEL]
     try:
-        made = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_MODEL_S, check=False)
+        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_MODEL_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"{_MAKE_MODEL} did not end within {_MODEL_S:g} s; is the machine busy?") from error
-    if made.returncode != 0:
-        last = (made.stderr.strip().splitlines() or ["(no output)"])[-1]
+    if ended.returncode != 0:
+        last = (ended.stderr.strip().splitlines() or ["(no output)"])[-1]
         raise ConfigError(f"{_MAKE_MODEL} failed: {last}")
 
 

@@ -81,9 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison] - so where a shell closes it, with 2>&-
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open to the end; also keeps descriptor 2 from other files
-    given = sys.argv[1:] if arguments is None else arguments
+    words = sys.argv[1:] if arguments is None else arguments
     with threads_end_with_command():
-        run_command(partial(make_app(given), given))
+        run_command(partial(make_app(words), words))
 
 
 def download_command(name: str, /) -> None:

@@ -154,20 +154,20 @@ def find_checkpoint(
         raise ConfigError(f"--resume: {root} does not exist; there is no run named {run.name!r} to resume")
     _check_fixed_fields(run)
     try:
-        found = latest_checkpoint(root)
-        if found is None and may_begin:
+        checkpoint = latest_checkpoint(root)
+        if checkpoint is None and may_begin:
             return begun
-        if found is None:
+        if checkpoint is None:
             raise ConfigError(f"--resume: {root} holds no checkpoint; start again with --replace")
-        state = RunState.from_note(found.note, where=str(found.path))
+        state = RunState.from_note(checkpoint.note, where=str(checkpoint.path))
     except TrainError as error:
         raise ConfigError(f"--resume: {error}") from error
     if not accept_changed_tasks:
-        state.check_tasks(tasks.train, tasks.evaluation, where=str(found.path))
+        state.check_tasks(tasks.train, tasks.evaluation, where=str(checkpoint.path))
     else:
         state = state.with_tasks(tasks.train)
     due = tuple(step for step in state.evaluations_due if step not in _evaluated(run))
-    return ResumePoint(found.path, replace(state, evaluations_due=due))
+    return ResumePoint(checkpoint.path, replace(state, evaluations_due=due))
 
 
 def _evaluated(run: RunConfig) -> set[int]:

@@ -65,11 +65,11 @@ def run_command(command: Callable[[], object]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (AgentRLError, BaseExceptionGroup) as error:
-        found = first_agentrl_error(error)
-        if found is None:
+        ours = first_agentrl_error(error)
+        if ours is None:
             raise
-        print_error(visible(f"agentrl: {found}"))
-        sys.exit(2 if isinstance(found, ConfigError) else 1)
+        print_error(visible(f"agentrl: {ours}"))
+        sys.exit(2 if isinstance(ours, ConfigError) else 1)
 
 
 def _reader_left() -> bool:
@@ -92,8 +92,8 @@ def describe_error(error: BaseException) -> str:
     """Return one message for an exception, whatever groups wrap it."""
     if isinstance(error, KeyboardInterrupt):
         return interrupt_text(error)
-    found = first_agentrl_error(error)
-    return str(found) if found is not None else f"{type(error).__name__}: {error}"
+    ours = first_agentrl_error(error)
+    return str(ours) if ours is not None else f"{type(error).__name__}: {error}"
 
 
 def check_writable(path: Path, what: str) -> None:

@@ -98,15 +98,15 @@ class MiddleFirst:
 
 def load_curriculum(name: str, args: Mapping[str, Any]) -> Curriculum:
     """Return the curriculum that `tasks.curriculum` names."""
-    found = find_function(name, "tasks.curriculum")
+    factory = find_function(name, "tasks.curriculum")
     try:
-        made = found(**args) if inspect.isclass(found) else partial(found, **args)
-        if not inspect.isclass(found):
-            inspect.signature(found).bind([], **args)
+        curriculum = factory(**args) if inspect.isclass(factory) else partial(factory, **args)
+        if not inspect.isclass(factory):
+            inspect.signature(factory).bind([], **args)
     except ConfigError as error:
         raise ConfigError(f"tasks.curriculum: {error}") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"tasks.curriculum: {name}: {error}; check curriculum_args") from error
-    if not callable(made):
+    if not callable(curriculum):
         raise ConfigError(f"tasks.curriculum: an object of {name} cannot be called with the choices; give it __call__")
-    return cast("Curriculum", made)
+    return cast("Curriculum", curriculum)

@@ -49,10 +49,10 @@ def find_files(path: str | Sequence[str]) -> Iterator[NamedFile]:
     for each in [path] if isinstance(path, str) else path:
         root = Path(each)
         if "*" in each and not root.exists():
-            found = sorted(root.parent.glob(root.name))
-            if not found:
+            paths = sorted(root.parent.glob(root.name))
+            if not paths:
                 raise ConfigError(f"{each}: no file fits this pattern")
-            yield from (NamedFile(file, "" if len(found) == 1 else file_stem(file)) for file in found)
+            yield from (NamedFile(file, "" if len(paths) == 1 else file_stem(file)) for file in paths)
         elif root.is_dir() and not is_saved_dataset(root):
             files = _files_below(root)
             if not files:

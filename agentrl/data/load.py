@@ -64,14 +64,14 @@ class TrainingTasks:
 
     def first(self, count: int) -> tuple[Task, ...]:
         """Return the first `count` tasks: first all finite sources, then the endless sources in turn."""
-        found = list(self.finite[:count])
+        tasks = list(self.finite[:count])
         if self.streams:
             named = [(source.name, source.tasks) for source in self.sources if isinstance(source.tasks, TaskStream)]
             turns = ((number, stream) for number in itertools.count() for stream in named)
-            found += [
-                stream_task(stream, number, name) for number, (name, stream) in itertools.islice(turns, count - len(found))
+            tasks += [
+                stream_task(stream, number, name) for number, (name, stream) in itertools.islice(turns, count - len(tasks))
             ]
-        return tuple(found)
+        return tuple(tasks)
 
     def describe(self) -> str:
         """Return how many tasks there are, such as `128`, `endless`, or `128, and 2 endless sources`."""

@@ -51,20 +51,20 @@ class DataRecord(dict[str, Any]):
 
     def value(self, *names: str, kind: str = "a value") -> object:
         """Return the first of these fields that is there and not null."""
-        found = self.optional(*names)
-        if found is None:
+        value = self.optional(*names)
+        if value is None:
             expected = " or ".join(map(repr, names))
             raise self.error(f"expected {kind} in the field {expected}; the record has {sorted(self)}")
-        return found
+        return value
 
     def optional(self, *names: str) -> object:
         return next((self[name] for name in names if self.get(name) is not None), None)
 
     def text(self, *names: str, may_be_empty: bool = False) -> str:
-        found = self.value(*names, kind="text")
-        if not isinstance(found, str) or not (may_be_empty or found.strip()):
-            raise self.error(f"{names[0]!r}: expected text, got {found!r:.80}")
-        return found
+        value = self.value(*names, kind="text")
+        if not isinstance(value, str) or not (may_be_empty or value.strip()):
+            raise self.error(f"{names[0]!r}: expected text, got {value!r:.80}")
+        return value
 
     def answer(self, *names: str) -> str:
         """Return a field that holds text or a finite number, as text; `5.0` becomes `5`, and 1e23 all its digits."""
@@ -141,10 +141,10 @@ def open_source(config: SourceConfig, field: str) -> OpenedSource:
 
 def find_function(name: str, field: str) -> Callable[..., object]:
     """Return the function or class that a field names as `module:name`; the module may be in the current directory."""
-    found = import_user_object(name, field)
-    if not callable(found):
+    function = import_user_object(name, field)
+    if not callable(function):
         raise ConfigError(f"{field}: {name} is not callable")
-    return found
+    return function
 
 
 def never_ends(config: SourceConfig) -> bool:
@@ -152,11 +152,11 @@ def never_ends(config: SourceConfig) -> bool:
     if config.factory is None or config.limit is not None:
         return False
     try:
-        found = find_function(config.factory, "tasks.factory")
+        factory = find_function(config.factory, "tasks.factory")
     except ConfigError:
         return False
-    made = found if inspect.isclass(found) else inspect.signature(found, eval_str=True).return_annotation
-    return inspect.isgeneratorfunction(found) or (inspect.isclass(made) and hasattr(made, "task"))
+    kind = factory if inspect.isclass(factory) else inspect.signature(factory, eval_str=True).return_annotation
+    return inspect.isgeneratorfunction(factory) or (inspect.isclass(kind) and hasattr(kind, "task"))
 
 
 def _open_file(config: SourceConfig, field: str) -> Iterable[Task]:
@@ -178,9 +178,9 @@ def _file_records(path: str) -> Iterator[DataRecord | Task]:
     for file, label in find_files(path):
         for row in read_rows(file):
             name = f"{label}-{row.number}" if label else str(row.number)
-            given = given_task(row.fields)
-            if given is not None:
-                yield given
+            task = given_task(row.fields)
+            if task is not None:
+                yield task
             else:
                 yield DataRecord(row.fields, place=row.place, name=task_id(row.fields, name))
 

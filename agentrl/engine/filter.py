@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from agentrl.algo.advantages import ADVANTAGES, GroupAdvantages
-from agentrl.algo.advantages.players import Float64Array
+from agentrl.algo.advantages.parts import Float64Array
 from agentrl.algo.batch_advantages import advantages_by
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.slots import Loaded, Slot, load_without_torch, slot_of

@@ -58,9 +58,9 @@ def load_environment(spec: str, args: Mapping[str, Any] | None = None) -> Enviro
 def _imported(spec: str, where: str) -> Callable[..., object]:
     module, _, name = spec.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        target = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
         raise ConfigError(f"{where}: importing {module} failed: {error}") from error
-    if not callable(found):
+    if not callable(target):
         raise ConfigError(f"{where}: module {module} has no class or function {name!r}")
-    return found
+    return target

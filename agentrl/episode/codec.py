@@ -124,14 +124,14 @@ def unpack_turn(message: msgspec.Raw, clock_offset_s: float = 0.0) -> Turn:
 
 def unpack_trajectory(message: msgspec.Raw, task: Task, clock_offset_s: float = 0.0) -> Trajectory:
     """Return the trajectory of an episode of `task`, its times `clock_offset_s` later."""
-    found = unpacked(message, Trajectory, _with_conversations)
-    for index, turn in enumerate(found.turns):
+    trajectory = unpacked(message, Trajectory, _with_conversations)
+    for index, turn in enumerate(trajectory.turns):
         where = f"turn {index} of a rollout message"
         if turn.parent is not None and not 0 <= turn.parent < index:
             raise InvariantError(f"{where} continues turn {turn.parent}; a parent stands before its children")
-        check_turn(turn, None if turn.parent is None else found.turns[turn.parent], where)
-    turns = tuple(_later(turn, clock_offset_s) for turn in found.turns)
-    return _later(replace(found, task=task, turns=turns), clock_offset_s)
+        check_turn(turn, None if turn.parent is None else trajectory.turns[turn.parent], where)
+    turns = tuple(_later(turn, clock_offset_s) for turn in trajectory.turns)
+    return _later(replace(trajectory, task=task, turns=turns), clock_offset_s)
 
 
 def with_score(episode: Trajectory, message: msgspec.Raw) -> Trajectory:
@@ -206,8 +206,8 @@ def _encodable(value: object, depth: int) -> object:
     if isinstance(value, (Mapping, list, tuple)) and not depth:
         return f"{type(value).__name__}, nested too deeply"
     if isinstance(value, Mapping):
-        found = cast("Mapping[object, object]", value).items()
-        return {str(_encodable(str(name), depth)): _encodable(field, depth - 1) for name, field in found}
+        items = cast("Mapping[object, object]", value).items()
+        return {str(_encodable(str(name), depth)): _encodable(field, depth - 1) for name, field in items}
     if isinstance(value, (list, tuple)):
         return [_encodable(item, depth - 1) for item in cast("Sequence[object]", value)]
     return value

@@ -196,8 +196,8 @@ def _spoken(message: Mapping[str, Any]) -> SpokenText:
 
 def _shown_tokens(turn: Turn, in_loss: bool, texts: TokenDecoder | None) -> list[ShownToken]:
     ids = [*turn.context_ids.tolist(), *turn.output_ids.tolist()]
-    found = None if texts is None else texts(ids)
-    shown = [visible(text) for text in found] if found is not None else [f"{number} " for number in ids]
+    pieces = None if texts is None else texts(ids)
+    shown = [visible(text) for text in pieces] if pieces is not None else [f"{number} " for number in ids]
     start = len(turn.context_ids)
     context = [ShownToken(text=text, in_loss=False) for text in shown[:start]]
     logprobs, versions = turn.output_logprobs.tolist(), turn.output_versions().tolist()

@@ -108,14 +108,14 @@ class Context(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, ids: Sequence[int] | Int32Array) -> Context:
         """Return the context of these ids; a `TokenError` if one is no whole number, negative or not an int32."""
-        given = np.asarray(ids)
-        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-            raise TokenError(f"a context is a list of token ids, got an array of {given.dtype} with shape {given.shape}")
-        low, high = (int(given.min()), int(given.max())) if given.size else (0, -1)
+        array = np.asarray(ids)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise TokenError(f"a context is a list of token ids, got an array of {array.dtype} with shape {array.shape}")
+        low, high = (int(array.min()), int(array.max())) if array.size else (0, -1)
         if low < 0 or high >= 2**31:
             raise TokenError(f"token ids must be in 0..{2**31 - 1}, got {low}..{high}")
-        packed = given.astype(INT32).tobytes()
-        return cls((packed,), (json_of(packed),), given.size, high + 1)
+        packed = array.astype(INT32).tobytes()
+        return cls((packed,), (json_of(packed),), array.size, high + 1)
 
     def digest(self) -> bytes:
         """Return what tells this context from others."""
@@ -268,12 +268,12 @@ class LogprobTolerance:
     def excess(self, differences: Float32Array) -> str | None:
         """Return which bound the absolute differences, `[n] float32`, exceed, and by how much; None: they keep all."""
         scale = 1 + 4 / math.sqrt(max(1, len(differences)))
-        found = (
+        bounds = (
             ("at most", self.largest, 1.0, float(differences.max(initial=0))),
             ("on average", self.mean, scale, float(differences.mean()) if len(differences) else 0.0),
             ("at the 99th percentile", self.tail, scale, float(np.quantile(differences, 0.99)) if len(differences) else 0.0),
         )
-        for where, bound, factor, value in found:
+        for where, bound, factor, value in bounds:
             if bound is not None and not value <= bound * factor:  # nan, too
                 for_tokens = f" (tolerance {bound:g}, for {len(differences)} tokens)" if factor != 1 else ""
                 return f"{value:.3g} nats {where}, over {bound * factor:.3g}{for_tokens}"

@@ -132,18 +132,18 @@ def flag_value(arguments: Sequence[str], *names: str) -> str | None:
         >>> flag_value(["--device", "cpu", "--tp=2"], "--tp", "--tp-size"), flag_value(["--tp", "2"], "--device")
         ('2', None)
     """
-    found: str | None = None
+    last: str | None = None
     for at, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name in names:
-            found = value if equals else "".join(arguments[at + 1 : at + 2])
-    return found
+            last = value if equals else "".join(arguments[at + 1 : at + 2])
+    return last
 
 
 def runs_on_cpu(config: InferenceConfig) -> bool:
     """Return whether launched SGLang servers compute on the CPU."""
-    asked = flag_value(config.sglang_args, "--device") or config.device
-    return not gpu_is_present() if asked == "auto" else asked == "cpu"
+    device = flag_value(config.sglang_args, "--device") or config.device
+    return not gpu_is_present() if device == "auto" else device == "cpu"
 
 
 def tensor_parallel(config: InferenceConfig) -> int:

@@ -242,10 +242,10 @@ class EpisodeFiles:
         for path in self._folder.glob("trained-*.jsonl.gz"):
             if _step_of(path) >= self._step:
                 path.unlink()
-        found = {_step_of(path) for path in self._folder.glob("step-*.jsonl*")}
+        steps = {_step_of(path) for path in self._folder.glob("step-*.jsonl*")}
         plain = {_step_of(path) for path in self._folder.glob("step-*.jsonl")}
         keep = self._keep_steps
-        old = set[int]() if keep is None else {step + keep for step in found if step + keep < self._step}
+        old = set[int]() if keep is None else {step + keep for step in steps if step + keep < self._step}
         return sorted(step for step in plain | old if step < self._step)
 
 

@@ -88,11 +88,11 @@ def trainer_memory(
     logits = min(tokens * shape.vocabulary, _MAX_LOGITS) // mesh.tp
     saved = shape.saved_bytes(trainer.dtype, checkpointing=trainer.gradient_checkpointing, tp=mesh.tp)
     whole = is_whole(trainer)
-    beside = 0
+    extra_bytes = 0
     if algorithm is not None and owns_critic(algorithm):
-        beside += 16 * (shape.num_parameters // ways) + saved * tokens
+        extra_bytes += 16 * (shape.num_parameters // ways) + saved * tokens
     if algorithm is not None and algorithm.reference is not None:
-        beside += 4 * (shape.num_parameters // ways)
+        extra_bytes += 4 * (shape.num_parameters // ways)
     return TrainerMemory(
         weights=weights,
         gradients=4 * count,
@@ -101,7 +101,7 @@ def trainer_memory(
         reduced=0 if whole else (size * outside + (size + 4) * layer) // mesh.tp,
         activations=saved * tokens,
         logits=logits * _BYTES_PER_LOGIT,
-        beside=beside,
+        beside=extra_bytes,
     )
 
 

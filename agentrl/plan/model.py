@@ -176,8 +176,8 @@ def read_model(path: str, name: str | None = None) -> ModelFacts:
         shape = _from_config(text)
     except KeyError:
         shape = None
-    given = [text.get(key) for key in _EXPERT_KEYS]
-    experts = max((count for count in given if isinstance(count, int)), default=0)
+    counts = [text.get(key) for key in _EXPERT_KEYS]
+    experts = max((count for count in counts if isinstance(count, int)), default=0)
     return ModelFacts(
         name=name,
         shape=shape,

@@ -75,8 +75,8 @@ def listen_address(config: ClusterConfig) -> tuple[str, int]:
         >>> listen_address(ClusterConfig(listen="10.0.0.1:7000")), listen_address(ClusterConfig(listen="[::1]"))
         (('10.0.0.1', 7000), ('::1', 0))
     """
-    given = config.listen
-    bare = given.endswith("]") or ":" not in given
-    host, port = (given, "") if bare else given.rsplit(":", 1)
+    address = config.listen
+    bare = address.endswith("]") or ":" not in address
+    host, port = (address, "") if bare else address.rsplit(":", 1)
     default = LISTEN_PORT if config.launcher == "attach" else 0
     return host.strip("[]"), int(port) if port else default

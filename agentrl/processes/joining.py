@@ -124,7 +124,7 @@ def join_driver(
         LaunchError: it refuses this process for good, or has not welcomed it within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
-    said = ""
+    reported = ""
     while True:
         try:
             return _try_to_join(driver, token, numbers, deadline, hosts_store=hosts_store)
@@ -137,9 +137,9 @@ def join_driver(
                 f"{timeout_s:g} s; the last attempt: {reason}. Start the run with a cluster.listen that this machine "
                 "reaches, and for ranks of a scheduler with cluster.launcher: attach"
             )
-        if reason != said:
+        if reason != reported:
             logger.warning("rank %d waits for the driver at %s:%d: %s", numbers.rank, *driver, reason)
-            said = reason
+            reported = reason
         time.sleep(RETRY_S)
 
 

@@ -287,8 +287,8 @@ async def _score_once(
 
 
 def _checked(values: object, count: int, where: str) -> list[float] | MemberAdvantages:
-    given = values.values if isinstance(values, MemberAdvantages) else values
-    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != count:
-        raise WorkflowError(f"{where}: expected a list of {count} scores, one for each episode, got {given!r:.80}")
-    checked = [check_reward(value, f"{where}, episode {index}") for index, value in enumerate(given)]
+    scores = values.values if isinstance(values, MemberAdvantages) else values
+    if not isinstance(scores, Sequence) or isinstance(scores, str) or len(scores) != count:
+        raise WorkflowError(f"{where}: expected a list of {count} scores, one for each episode, got {scores!r:.80}")
+    checked = [check_reward(value, f"{where}, episode {index}") for index, value in enumerate(scores)]
     return MemberAdvantages(checked) if isinstance(values, MemberAdvantages) else checked

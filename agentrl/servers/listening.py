@@ -74,9 +74,9 @@ def check_address(host: str, api_key: str | None) -> None:
 def check_listening(host: str, port: int) -> None:
     """Raise `ConfigError` where an address cannot be listened on now, such as one that another program holds."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        absent = [error for family, _, _, _, address in found if (error := _absence(family, address)) is not None]
-        if len(absent) == len(found):  # a name may have addresses of a kind that this machine lacks
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        absent = [error for family, _, _, _, address in addresses if (error := _absence(family, address)) is not None]
+        if len(absent) == len(addresses):  # a name may have addresses of a kind that this machine lacks
             raise absent[0]
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
@@ -162,9 +162,9 @@ class _Connection(asyncio.Protocol):
             self._await_headers()
         if not self._head_size:
             joined = self._last + data
-            found = joined.find(_END_OF_HEAD)
-            if found >= 0:
-                self._head_size = self._arrived - len(self._last) + found + len(_END_OF_HEAD)
+            end_of_head = joined.find(_END_OF_HEAD)
+            if end_of_head >= 0:
+                self._head_size = self._arrived - len(self._last) + end_of_head + len(_END_OF_HEAD)
         self._arrived += len(data)
         self._last = (self._last + data[-len(_END_OF_CHUNKS) :])[-len(_END_OF_CHUNKS) :]
         self._handler.data_received(data)
@@ -289,8 +289,8 @@ class AllowedOrigins:
         if request.method != "OPTIONS" or not self.admit(request):
             return None
         allowed = {"Access-Control-Allow-Methods": "GET, POST", "Access-Control-Max-Age": "600"}
-        asked = request.headers.get("Access-Control-Request-Headers", "authorization, content-type")
-        return web.Response(status=204, headers={**allowed, "Access-Control-Allow-Headers": asked})
+        headers = request.headers.get("Access-Control-Request-Headers", "authorization, content-type")
+        return web.Response(status=204, headers={**allowed, "Access-Control-Allow-Headers": headers})
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
         """Tell the browser that the page may read the response."""

@@ -237,13 +237,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--random-seed", type=int, default=0, help="seed for requests that carry none (default 0)")
     add("--fault", action="append", default=[], help="fault of SGLang to reproduce, or sglang for all; may be repeated")
     add("--exit-with-stdin", action="store_true", help="stop when standard input closes or the parent ends")
-    given = vars(parser.parse_args(arguments))
+    options = vars(parser.parse_args(arguments))
     try:
-        key_name = given.pop("api_key_env")
+        key_name = options.pop("api_key_env")
         if key_name is not None and not os.environ.get(key_name):
             raise ConfigError(f"--api-key-env: the environment variable {key_name} is not set")
         key = os.environ[key_name] if key_name else None
-        run_server(ServeOptions(api_key=key, faults=parse_faults(given.pop("fault")), **given), announce)
+        run_server(ServeOptions(api_key=key, faults=parse_faults(options.pop("fault")), **options), announce)
     except AgentRLError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

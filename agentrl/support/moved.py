@@ -16,6 +16,7 @@ from typing import Final
 
 MOVED: Final = {
     "agentrl.algo.advantage": "agentrl.algo.batch_advantages",
+    "agentrl.algo.advantages.players": "agentrl.algo.advantages.parts",
     "agentrl.algo.companions": "agentrl.algo.config",
     "agentrl.algo.corrections.correction_options": "agentrl.algo.corrections",
     "agentrl.algo.corrections.proximal": "agentrl.algo.corrections",

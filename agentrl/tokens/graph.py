@@ -164,6 +164,7 @@ class TokenGraph:
             TokenError: if the messages cannot be rendered exactly, or the model's tool calls could not be read.
         """
         started_s = time.perf_counter()
+        # Every message takes at least one token, so this many cannot fit; rendering them would take seconds.
         if self._max_context is not None and len(messages) > self._max_context:
             raise ContextOverflow(
                 f"{len(messages)} messages do not fit into {self._max_context} tokens; they were not encoded"
@@ -216,6 +217,7 @@ class TokenGraph:
             speaker: the agent that took the turn.
         """
         extension, parent = prompt.extension, prompt.extension.parent
+        # Copies: a turn must not change when the caller uses its arrays again.
         ids, logprobs = np.array(output_ids, np.int32), np.array(output_logprobs, np.float32)
         self._check_output(ids, logprobs)
         check_spans(spans, len(ids), None if parent is None else self._turns[parent], self)
@@ -339,6 +341,7 @@ class ExtensionRenderer:
         new = renderer.plain(messages[match.length :], self._reasoning(match, messages, start=match.length))
         self._check_length(new)
         traits = renderer.traits(new, bool(tools))
+        # The template cannot write these messages without those before them, so the ids cannot be extended.
         if not traits.complete:
             return self._start(match, messages, tools, fork or ForkReason.TEMPLATE_CHANGED)
         kept = recorded.turns[turn].kept_thinking
@@ -399,13 +402,13 @@ class ExtensionRenderer:
         plain = renderer.plain(messages, self._reasoning(match, messages))
         whole = renderer.render_text(plain, tools, generation_prompt=True)
         length = self._recorded.index.lengths[turn]
-        asked = renderer.render_text(plain[: length - 1], tools, generation_prompt=True)
+        prompt = renderer.render_text(plain[: length - 1], tools, generation_prompt=True)
         answered = renderer.render_text(plain[:length], tools, generation_prompt=False)
         recorded = renderer.decode(self._contexts.path_ids(turn), skip_special=False)
-        if (whole.startswith(asked) and whole.startswith(answered)) or whole.startswith(recorded):
+        if (whole.startswith(prompt) and whole.startswith(answered)) or whole.startswith(recorded):
             return None
         bare = _THINKING.sub("", whole)
-        if bare.startswith(_THINKING.sub("", asked)) and bare.startswith(_THINKING.sub("", answered)):
+        if bare.startswith(_THINKING.sub("", prompt)) and bare.startswith(_THINKING.sub("", answered)):
             return ForkReason.THINKING_STRIPPED
         return ForkReason.TEMPLATE_CHANGED
 
@@ -455,6 +458,7 @@ class ContextBuilder:
 
     def build(self, parent: int | None, added: bytes) -> Context:
         """Return the context of a call that adds the int32 ids `added` to the end of `parent`."""
+        # Most calls extend the last turn: its ids and their JSON are kept, so a call costs only what it adds.
         if parent == self._last:
             pieces, json = (*self._pieces, added), self._json
             if self._is_long:

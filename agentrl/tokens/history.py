@@ -83,6 +83,7 @@ class MessageReader:
     def _longest_known(self, messages: Sequence[Message]) -> RememberedConversation:
         """Return the latest conversation that `messages` begins with; a new and empty one if there is none."""
         known = next((each for each in reversed(self._conversations) if each.begins(messages)), RememberedConversation())
+        # The one in use goes to the end, so that the conversation forgotten first is the one unused for longest.
         others = [each for each in self._conversations if each is not known]
         self._conversations = [*others[1 - _MAX_CONVERSATIONS :], known]
         return known
@@ -209,8 +210,10 @@ class TurnIndex:
         """Return where a request meets the recorded conversations; none in branches independent of `branch`."""
         request = self._reader.read(messages)
         turn, length, length_any_tools = None, 0, 0
+        # From the end: the deepest turn keeps the most sampled ids as they are.
         for end in range(len(messages), 0, -1):
             ending = self._turns_by_prefix.get(request.prefixes[end - 1], ())
+            # Agents often drop reasoning from a history; where they send it, a changed one is another conversation.
             ending = [each for each in ending if self._has_reasoning(each, request.reasoning)]
             ending = self._in_reach(ending, branch)
             if ending:
@@ -233,6 +236,7 @@ class TurnIndex:
         prefixes = match.request.prefixes
         key = message_key(output).digest
         end = next_prefix(prefixes[-1], key)
+        # The beginnings are kept too: a request that leaves the conversation there shares them.
         for prefix in prefixes[match.length :]:
             self._turns_by_prefix.setdefault(prefix, ())
         self._turns_by_prefix[end] = (*self._turns_by_prefix.get(end, ()), turn)
@@ -245,8 +249,8 @@ class TurnIndex:
             return
         key, turn = message_key(shown).digest, len(self.lengths) - 1
         end = next_prefix(match.request.prefixes[-1], key)
-        found = self._turns_by_prefix.get(end, ())
-        self._turns_by_prefix[end] = found if turn in found else (*found, turn)
+        turns = self._turns_by_prefix.get(end, ())
+        self._turns_by_prefix[end] = turns if turn in turns else (*turns, turn)
         self._turns_by_output.setdefault(key, turn)
 
     def turn_of_output(self, message: Message) -> int | None:
@@ -263,8 +267,8 @@ class TurnIndex:
     def _has_reasoning(self, turn: int | None, reasoning: Mapping[int, str]) -> bool:
         """Return whether the reasoning of a request, where it has any, is that of the turn and the turns above it."""
         while reasoning and turn is not None:
-            given = reasoning.get(self.lengths[turn] - 1)
-            if given is not None and given.strip() != (self._turns[turn].message.get("reasoning_content") or "").strip():
+            sent = reasoning.get(self.lengths[turn] - 1)
+            if sent is not None and sent.strip() != (self._turns[turn].message.get("reasoning_content") or "").strip():
                 return False
             turn = self._turns[turn].parent
         return True

@@ -258,21 +258,21 @@ def skip_space(text: str, at: int, space: str = " \n\t\r") -> int:
 
 def json_call(text: str, at: int, tools: Schemas) -> ReadCalls | None:
     """Read one call, `{"name": ..., "arguments": {...}}`, in white space."""
-    found = json_at(text, skip_space(text, at))
-    call = None if found is None else call_of(found[0])
-    return None if found is None or call is None else ReadCalls([call], found[1])
+    value_and_end = json_at(text, skip_space(text, at))
+    call = None if value_and_end is None else call_of(value_and_end[0])
+    return None if value_and_end is None or call is None else ReadCalls([call], value_and_end[1])
 
 
 def json_calls(
     text: str, at: int, tools: Schemas, *, read_one: Callable[[object], RawCall | None] | None = None
 ) -> ReadCalls | None:
     """Read a list of such calls, or of calls that `read_one` takes from JSON values."""
-    found = json_at(text, skip_space(text, at))
-    if found is None or not isinstance(found[0], list):
+    value_and_end = json_at(text, skip_space(text, at))
+    if value_and_end is None or not isinstance(value_and_end[0], list):
         return None
-    calls = [(read_one or call_of)(value) for value in cast("list[object]", found[0])]
+    calls = [(read_one or call_of)(value) for value in cast("list[object]", value_and_end[0])]
     good = [call for call in calls if call is not None]
-    return ReadCalls(good, found[1]) if good and len(good) == len(calls) else None
+    return ReadCalls(good, value_and_end[1]) if good and len(good) == len(calls) else None
 
 
 def json_at(text: str, at: int) -> tuple[object, int] | None:

@@ -131,8 +131,8 @@ class Renderer:
             ConfigError: a file is missing or broken, or the template's calls do not come back in the form `tool_format`.
         """
         files = read_model_files(Path(path))
-        made = cls(files, template_options=template_options or {}, where=str(path), tool_format=tool_format)
-        return made.within(max_context)
+        renderer = cls(files, template_options=template_options or {}, where=str(path), tool_format=tool_format)
+        return renderer.within(max_context)
 
     def within(self, limit: int | None) -> Renderer:
         """Return this renderer with its longest context lowered to `limit` tokens, where that is less."""

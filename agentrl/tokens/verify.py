@@ -40,8 +40,8 @@ def verify(trajectory: Trajectory, *, has_digests: bool = True) -> list[Sample]:
         if turn.parent is not None and not 0 <= turn.parent < turn.sent_after:
             raise InvariantError(f"{place}: its parent is turn {turn.parent}; expected one of the first {turn.sent_after}")
         check_turn(turn, None if turn.parent is None else trajectory.turns[turn.parent], place)
-    found = request_digests(trajectory) if has_digests else []
-    for index, (request, turn) in enumerate(zip(found, trajectory.turns, strict=has_digests)):
+    requests = request_digests(trajectory) if has_digests else []
+    for index, (request, turn) in enumerate(zip(requests, trajectory.turns, strict=has_digests)):
         if request.value != turn.prompt_digest:
             raise InvariantError(
                 f"{where}, turn {index}: the recorded ids are not the request that was sent: digest "

@@ -100,9 +100,9 @@ class Critic:
                 key, _, name = full_name.removeprefix(PREFIX).partition(".")
                 stored.setdefault(name, {})[key] = tensor
         wanted = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
-        found = {name: keys["weight"].shape for name, keys in stored.items() if "weight" in keys}
-        if found != wanted:
-            what = "no critic" if not found else "another critic"
+        shapes = {name: keys["weight"].shape for name, keys in stored.items() if "weight" in keys}
+        if shapes != wanted:
+            what = "no critic" if not shapes else "another critic"
             raise ConfigError(
                 f"{checkpoint.path} holds {what}: continue with the algorithm.critic that the run began with, or start a "
                 "new run with model.path set to the checkpoint"

@@ -157,14 +157,14 @@ def plan_reading(
         Conversion(target=target, converter=by_pattern[sources[0][0]], sources=tuple(sources))
         for target, sources in grouped.items()
     ]
-    found = {target: stored[name].shape for target, name in same.items()}
+    shapes_in_file = {target: stored[name].shape for target, name in same.items()}
     for each in converted:
         shapes = {name: torch.empty(stored[name].shape, device="meta") for _, name in each.sources}
-        found |= {name: tuple(tensor.shape) for name, tensor in each.made(module, shapes).items()}
+        shapes_in_file |= {name: tuple(tensor.shape) for name, tensor in each.made(module, shapes).items()}
     trained = {name for target, name in same.items() if wanted[target].is_floating_point()}
     trained |= {name for each in converted for _, name in each.sources}
     _check_types({name: stored[name] for name in trained}, where)
-    _check_fit(module, {name: tuple(tensor.shape) for name, tensor in wanted.items()}, found, unexpected, where)
+    _check_fit(module, {name: tuple(tensor.shape) for name, tensor in wanted.items()}, shapes_in_file, unexpected, where)
     # Where transformers' own export looks for them.
     object.__setattr__(module, "_weight_conversions", [each for each in transforms if each.was_used()])
     return ReadingPlan(same=same, converted=converted)

@@ -161,11 +161,11 @@ class Adapter:
             name for name, parameter in wanted.items() if stored[name].shape != tuple(parameter.shape)
         )
         if different or alpha != self.config.alpha:
-            found = f"{different[:3]}" if different else f"it was trained with alpha {alpha:g}"
+            difference = f"{different[:3]}" if different else f"it was trained with alpha {alpha:g}"
             raise ConfigError(
                 f"{where}: the adapter does not fit trainer.lora (rank {self.config.rank}, targets "
-                f"{', '.join(self.config.targets)}, alpha {self.config.alpha:g}): {found}; continue with the settings that "
-                "it was trained with"
+                f"{', '.join(self.config.targets)}, alpha {self.config.alpha:g}): {difference}; continue with the settings "
+                "that it was trained with"
             )
         with torch.no_grad():
             for name, parameter in wanted.items():

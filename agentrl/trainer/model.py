@@ -149,6 +149,7 @@ class PolicyModel:
         set_for_training(self.module, gradient_checkpointing=gradient_checkpointing)
         mesh = self.ranks.mesh(device)
         self.adapter: Adapter | None = None
+        self._takes_trees = False
         self._forward = self._token_rows
         self._cut: SequenceCut | None = None
         self.tensor_group: dist.ProcessGroup | None = None
@@ -157,7 +158,6 @@ class PolicyModel:
         """Makes [n] float32 values of [n, D] hidden states; a critic puts it here."""
         self.shares_prefixes = share and (mesh is None or mesh.cp is None) and can_share_prefixes(self.module)
         """Whether a microbatch can be a tree."""
-        self._takes_trees = False
         blocks = None if mesh is None else self._split_layers(mesh)
         choose = partial(choose_trained, self.module, lora, trainable, mesh and mesh.tp, dtype=dtype, where=self.path)
         self.adapter = together(self.ranks, choose)
@@ -170,9 +170,12 @@ class PolicyModel:
         together(self.ranks, partial(self.read, stored, self.path))
         if self.adapter is not None:
             self.adapter.begin(seed)
-            digest = self.ranks.share(base_digest(stored).encode() if self.ranks.rank == 0 else None)
-            self.base = AdapterBase(str(self.path.absolute()), digest.decode())
+            self.base = self._adapter_base(stored)
         together(self.ranks, self._check_head)
+
+    def _adapter_base(self, stored: Mapping[str, StoredTensor]) -> AdapterBase:
+        digest = self.ranks.share(base_digest(stored).encode() if self.ranks.rank == 0 else None)
+        return AdapterBase(str(self.path.absolute()), digest.decode())
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -254,15 +257,15 @@ class PolicyModel:
 
     def logprobs(self, batch: Microbatch) -> Tensor:
         """Return [n] float32 log-probs, nats, of the wanted tokens under the current weights; differentiable."""
-        found = self.outputs(replace(batch, logprobs=True, entropy=False, values=False)).logprobs
-        assert found is not None
-        return found
+        logprobs = self.outputs(replace(batch, logprobs=True, entropy=False, values=False)).logprobs
+        assert logprobs is not None
+        return logprobs
 
     def values(self, batch: Microbatch) -> Tensor:
         """Return [n] float32 values before the wanted tokens, by the value head; differentiable."""
-        found = self.outputs(replace(batch, logprobs=False, entropy=False, values=True)).values
-        assert found is not None
-        return found
+        values = self.outputs(replace(batch, logprobs=False, entropy=False, values=True)).values
+        assert values is not None
+        return values
 
     def outputs(self, batch: Microbatch) -> TokenOutputs:
         """Return what the batch asks for, of one forward pass; differentiable."""

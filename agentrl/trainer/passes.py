@@ -115,7 +115,7 @@ def forward_pass(
 
     trained_turns = [sample.turn_index[: len(mask)][mask] for sample, mask in zip(samples, masks, strict=True)]
     behavior = wanted([sample.behavior_logprobs for sample in samples])
-    given = LossBatch(
+    loss_batch = LossBatch(
         current_logprobs=behavior,
         proximal_logprobs=behavior,
         behavior_logprobs=behavior,
@@ -134,7 +134,7 @@ def forward_pass(
     computed = model.microbatch(ids, masks, temperatures, entropy=entropy, values=values, share=share)
     return ForwardPass(
         batch=computed,
-        given=given,
+        given=loss_batch,
         turns=wanted([sample.turn_index for sample in samples]),
         interrupted=wanted([interrupted(sample) for sample in samples]),
         tokens=computed.num_tokens,

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.guard import ess_ratio
-from agentrl.algo.loss_metrics import COUNTS, SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, over_ranks
+from agentrl.algo.loss_metrics import COUNTS, SAMPLE_WEIGHTS, SUMS, LossMetrics, added, combine, ess_ratio, over_ranks
 from agentrl.algo.objective import Objective
 from agentrl.algo.packing import DealtPass, deal, sorted_microbatches, split_minibatches
 from agentrl.algo.prefixes import PassPlan, plan_passes
@@ -131,10 +130,10 @@ class PolicyTrainer:
         done = _Done(lr=self._config.lr)
         proximal: dict[int, Float32Array] = {}
         for epoch in range(self._config.epochs):
-            found = self._epoch(batch, epoch, proximal, done)
+            proximal_of_pass = self._epoch(batch, epoch, proximal, done)
             if not epoch:
                 done.first_pass = list(done.applied)
-                proximal = self._merged(batch, found)
+                proximal = self._merged(batch, proximal_of_pass)
         self._advance(batch.policy_version, bad=bool(done.bad), applied=bool(done.norms))
         if self._reference is not None:
             self._reference.after_step(self._state.steps)
@@ -174,8 +173,8 @@ class PolicyTrainer:
 
         `temperatures` are above 0, one or [L] for each sequence; None: 1.
         """
-        given = temperatures or [1.0] * len(sequences)
-        by_token = [np.full(len(ids), divisor, np.float32) for ids, divisor in zip(sequences, given, strict=True)]
+        divisors = temperatures or [1.0] * len(sequences)
+        by_token = [np.full(len(ids), divisor, np.float32) for ids, divisor in zip(sequences, divisors, strict=True)]
         return self._by_token(sequences, by_token, self.model.logprobs)
 
     def values(self, sequences: Sequence[Int32Array]) -> list[Float32Array]:
@@ -350,11 +349,11 @@ class PolicyTrainer:
             if self._critic is not None and not self._critic.shares_pass:
                 outputs = replace(outputs, values=self._critic.values(each.batch))
             center = None if proximal is None else proximal[place]
-            given = each.loss_batch(outputs)
+            loss_batch = each.loss_batch(outputs)
             if self._reference is not None and "reference" in self._slots.needs:
-                given = replace(given, reference_logprobs=self._reference.logprobs(each.batch))
+                loss_batch = replace(loss_batch, reference_logprobs=self._reference.logprobs(each.batch))
             result = self._objective(
-                given,
+                loss_batch,
                 step=self._state.steps,
                 marks=each.marks(compared=self._slots.recomputes_proximal),
                 proximal=center,

@@ -65,10 +65,10 @@ class Reference:
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise ConfigError if `checkpoint` does not hold the reference of this run."""
         wanted = {name: tuple(tensor.shape) for name, tensor in self.tensors().items()}
-        found = {name: tensor.shape for name, tensor in checkpoint.optimizer.items() if name.startswith(_NAMES)}
-        if found != wanted:
+        shapes = {name: tensor.shape for name, tensor in checkpoint.optimizer.items() if name.startswith(_NAMES)}
+        if shapes != wanted:
             raise ConfigError(
-                f"{checkpoint.path} holds {'another' if found else 'no'} reference model: continue with the "
+                f"{checkpoint.path} holds {'another' if shapes else 'no'} reference model: continue with the "
                 "algorithm.reference.refresh_every that the run began with, or start a new run with model.path set to the "
                 "checkpoint"
             )

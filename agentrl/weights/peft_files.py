@@ -151,10 +151,10 @@ def read_adapter_base(directory: Path) -> AdapterBase:
 
 def check_base(directory: Path, expected: AdapterBase) -> None:
     """Raise ConfigError where the adapter in `directory` was trained on another base than `expected`."""
-    found = read_adapter_base(directory)
-    if found.digest != expected.digest:
+    base = read_adapter_base(directory)
+    if base.digest != expected.digest:
         raise ConfigError(
-            f"{directory}: the adapter was trained on {found.path}, weights {found.digest}, and {expected.path} has the "
+            f"{directory}: the adapter was trained on {base.path}, weights {base.digest}, and {expected.path} has the "
             f"weights {expected.digest}; give the model that it was trained on"
         )
 

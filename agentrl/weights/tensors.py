@@ -233,8 +233,8 @@ class StoredTensor:
     def box(self, offset: Index, shape: Index) -> RawTensor:
         """Return the elements of the box that begins at `offset`, copied out of the parts that it meets."""
         elements = np.dtype(f"<u{ITEM_BYTES[self.dtype]}")
-        found = np.empty(shape, elements)
-        missing = found.size
+        elements_of_box = np.empty(shape, elements)
+        missing = elements_of_box.size
         for part in self.parts:
             begin = tuple(map(max, offset, part.offset))
             end = tuple(min(a + n, b + m) for a, n, b, m in zip(offset, shape, part.offset, part.data.shape, strict=True))
@@ -242,11 +242,13 @@ class StoredTensor:
             if min(size, default=1) <= 0:
                 continue
             source = np.frombuffer(part.data.data, elements).reshape(part.data.shape)
-            found[_relative_slices(begin, offset, size)] = source[_relative_slices(begin, part.offset, size)]
+            elements_of_box[_relative_slices(begin, offset, size)] = source[_relative_slices(begin, part.offset, size)]
             missing -= math.prod(size)
         if missing:
-            raise TrainError(f"{missing} of {found.size} elements at {offset} of a tensor {self.shape} are in no file")
-        return RawTensor(dtype=self.dtype, shape=shape, data=found.reshape(-1).view(np.uint8).data)
+            raise TrainError(
+                f"{missing} of {elements_of_box.size} elements at {offset} of a tensor {self.shape} are in no file"
+            )
+        return RawTensor(dtype=self.dtype, shape=shape, data=elements_of_box.reshape(-1).view(np.uint8).data)
 
 
 def _relative_slices(begin: Index, origin: Index, size: Index) -> tuple[slice, ...]:

@@ -101,15 +101,15 @@ async def play_async(
     if isinstance(replies, (str, CalledTool)):
         raise ConfigError(f"replies must be a list with one reply for each call of the model, got {replies!r:.80}; wrap it")
     flow = as_workflow(workflow, workflow_args)
-    given = task if isinstance(task, Task) else Task(id=str(task.get("id", "test")), data=task)
+    played_task = task if isinstance(task, Task) else Task(id=str(task.get("id", "test")), data=task)
     name = "" if cassette is None else _importable_name(workflow)
     policy = ScriptedPolicy(partial(_scripted_text, replies))
-    settings = EpisodeSettings(episode_id=uuid4().hex, task_id=given.id)
+    settings = EpisodeSettings(episode_id=uuid4().hex, task_id=played_task.id)
     client = _PlayedClient(PolicyBackend(policy, policy.renderer, UNLIMITED, settings))
     tape = Recorder()
     async with flow.opened():
         with nullcontext() if cassette is None else using_tape(tape):
-            trajectory = await run_client_episode(flow, given, client, timeout_s=timeout)
+            trajectory = await run_client_episode(flow, played_task, client, timeout_s=timeout)
     if trajectory.failure is None and not callable(replies) and len(policy.calls) < len(replies):
         raise AssertionError(
             f"the workflow asked the model {len(policy.calls)} times, and there are {len(replies)} replies; remove those "

@@ -54,12 +54,12 @@ class BrowserEnvironment:
     needs_packages = ("playwright",)
 
     def __init__(self, site: str, *, max_chars: int = 2_000, executable: str | None = None) -> None:
-        found = executable or shutil.which("chromium") or shutil.which("chromium-browser")
-        if found is None or not Path(found).is_file():
+        program = executable or shutil.which("chromium") or shutil.which("chromium-browser")
+        if program is None or not Path(program).is_file():
             raise ConfigError("BrowserEnvironment: Chromium is not installed; run `make browser-install`")
         if not Path(site).is_dir():
             raise ConfigError(f"BrowserEnvironment: site must be a folder of pages, got {site!r}")
-        self._site, self._max_chars, self._executable = Path(site).resolve(), max_chars, found
+        self._site, self._max_chars, self._executable = Path(site).resolve(), max_chars, program
         self._observe = Path(__file__).with_name("browser_page.js").read_text(encoding="utf-8")
         self._task = Task(id="", data={})
         self._driver: Any = None
@@ -150,21 +150,21 @@ class BrowserEnvironment:
         from playwright.async_api import Error  # pyright: ignore[reportMissingImports]
 
         name = str(function.get("name"))
-        given = read_call(name, function.get("arguments"))
-        if given is None:
+        call = read_call(name, function.get("arguments"))
+        if call is None:
             return f"error: expected a call of {', '.join(ACTIONS)} with their arguments, got {str(function)[:200]}"
         try:
             if name == "read":
-                return (await self._page.evaluate(self._observe))["text"][max(given["start"], 0) :][: self._max_chars]
+                return (await self._page.evaluate(self._observe))["text"][max(call["start"], 0) :][: self._max_chars]
             if name == "goto":
-                url = urljoin(ORIGIN, given["path"])
+                url = urljoin(ORIGIN, call["path"])
                 if not url.startswith(ORIGIN):
                     return "error: only paths of this site can be opened"
                 await self._page.goto(url)
             elif name == "back":
                 await self._page.go_back()
             else:
-                return await self._use(name, given)
+                return await self._use(name, call)
             return await self._look()
         except Error as error:
             if self._page.is_closed() or not self._browser.is_connected():

@@ -214,8 +214,8 @@ class GameEnvironment:
 
     async def step(self, message: Message) -> ChatStep:
         """Play the last move in brackets."""
-        found = _MOVE.findall(str(message.get("content") or ""))
-        move = tuple(int(number) for number in re.findall(r"\d+", found[-1])) if found else ()
+        moves = _MOVE.findall(str(message.get("content") or ""))
+        move = tuple(int(number) for number in re.findall(r"\d+", moves[-1])) if moves else ()
         if move not in self._rules.moves():
             return self._refuse()
         self._num_invalid = 0

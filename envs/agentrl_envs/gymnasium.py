@@ -106,8 +106,8 @@ class GymEnvironment:
 
         seen = await self._in_thread(begin)
         self._num_invalid = 0
-        given = GAME_INSTRUCTIONS.get(wanted.split("-")[0].split("/")[-1].rstrip("0123456789"), "")
-        told = given if self._instructions is None else self._instructions
+        instructions = GAME_INSTRUCTIONS.get(wanted.split("-")[0].split("/")[-1].rstrip("0123456789"), "")
+        told = instructions if self._instructions is None else self._instructions
         action = f"Think, then end your answer with <action>...</action>; an action is {describe_actions(self._env)}."
         parts = [part for part in (told, action, seen) if part]
         return ChatStart(messages=[{"role": "user", "content": "\n\n".join(parts)}])
@@ -204,10 +204,10 @@ def describe_space(space: Any) -> str:  # noqa: ANN401 - as above
 
 def read_action(answer: str, space: Any, names: Mapping[str, int] | None = None) -> tuple[Any] | None:  # noqa: ANN401 - as above
     """Return the action in the last `<action>` of an answer, in a tuple; None if there is none or it is not in the space."""
-    found = _ACTION.findall(answer)
-    if not found:
+    actions = _ACTION.findall(answer)
+    if not actions:
         return None
-    text = found[-1].strip()
+    text = actions[-1].strip()
     if names and text.lower() in names:
         return (names[text.lower()],)
     try:

@@ -189,11 +189,11 @@ class OpenEnvEnvironment:
     def _read_action(self, answer: str) -> Mapping[str, object]:
         if self._field is not None:
             return {self._field: answer}
-        found = _ACTION.findall(answer)
-        if not found:
+        actions = _ACTION.findall(answer)
+        if not actions:
             raise _MalformedAction("it has no <action>")
         try:
-            value: object = json.loads(found[-1])
+            value: object = json.loads(actions[-1])
         except (ValueError, RecursionError) as error:
             raise _MalformedAction(f"it is not JSON: {error}") from None
         if not isinstance(value, dict):
@@ -247,5 +247,5 @@ def _plain_observation(observation: Mapping[str, Any]) -> str:
 def _problems(errors: object) -> str:
     """Return what pydantic says of an action, as the server reports it."""
     listed: list[Any] = cast("list[Any]", errors) if isinstance(errors, list) else []
-    found = [f"{'.'.join(str(step) for step in each.get('loc', ()))}: {each.get('msg')}" for each in listed]
-    return "; ".join(found) or "the server refused it"
+    problems = [f"{'.'.join(str(step) for step in each.get('loc', ()))}: {each.get('msg')}" for each in listed]
+    return "; ".join(problems) or "the server refused it"

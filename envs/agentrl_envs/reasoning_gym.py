@@ -179,11 +179,11 @@ class ReasoningGymEnvironment:
         """
         task = self._task
         assert task is not None
-        found = _ANSWER.findall(str(message.get("content") or ""))
-        if not found or len(found[-1]) > _MAX_ANSWER_CHARS:
+        answers = _ANSWER.findall(str(message.get("content") or ""))
+        if not answers or len(answers[-1]) > _MAX_ANSWER_CHARS:
             return _scored(0.0, answered=False)
         puzzle = (task["family"], task["level"], task["seed"], task["number"])
-        reply = await self._grader.call(*puzzle, task["question"], found[-1].strip())
+        reply = await self._grader.call(*puzzle, task["question"], answers[-1].strip())
         if reply.limit is not None:
             return _scored(0.0, answered=True)
         if reply.value is None:

@@ -72,10 +72,10 @@ class TextArenaEnvironment:
         Raises:
             ConfigError: it cannot be played here.
         """
-        made = cls(game, num_players=num_players, game_args=game_args, allow_downloads=allow_downloads)
+        environment = cls(game, num_players=num_players, game_args=game_args, allow_downloads=allow_downloads)
         try:
-            with made._own_random_numbers():
-                made._env.reset(num_players=num_players, seed=0)
+            with environment._own_random_numbers():
+                environment._env.reset(num_players=num_players, seed=0)
         except Exception as error:
             kind = type(error).__name__
             raise ConfigError(f"TextArena: {game} cannot be played by {num_players}: {kind}: {str(error)[:300]}") from error
@@ -158,11 +158,11 @@ def _make_game(game: str, args: Mapping[str, Any], *, allow_downloads: bool) -> 
         near = [name for name in specs if stem[:4] in name.lower()][:6] or sorted(specs)[:6]
         raise ConfigError(f"TextArena has no game {game!r}; such names are {', '.join(near)}")
     module = cast("str", specs[game].entry_point).partition(":")[0]
-    found = None if allow_downloads else _ONLINE.search(_source_of(module))
-    if found:
+    online_call = None if allow_downloads else _ONLINE.search(_source_of(module))
+    if online_call:
         raise ConfigError(
-            f"TextArena: {game} uses {found[1]}, which loads data or asks a model over the network; choose another game, or "
-            "set allow_downloads: true where that is possible"
+            f"TextArena: {game} uses {online_call[1]}, which loads data or asks a model over the network; choose another "
+            "game, or set allow_downloads: true where that is possible"
         )
     try:
         env = textarena.make(game, **args)  # pyright: ignore

@@ -26,16 +26,16 @@ _FIRM = 1e-12
 
 def equal_formulas(reference: str, answer: str) -> bool:
     """Return whether an answer equals a reference; both in the notation of `notation.plain`."""
-    expected, given = _exact_part(reference), _exact_part(answer)
-    if has_relations(expected) or has_relations(given):
-        is_same = same_solutions(expected, given, _read_formula)
+    expected, answered = _exact_part(reference), _exact_part(answer)
+    if has_relations(expected) or has_relations(answered):
+        is_same = same_solutions(expected, answered, _read_formula)
         if is_same is not None:
             return is_same
-    if expected.replace(" ", "") == given.replace(" ", ""):
-        return True if given == answer.strip() else _is_approximated(answer)
+    if expected.replace(" ", "") == answered.replace(" ", ""):
+        return True if answered == answer.strip() else _is_approximated(answer)
     if not any(
-        _same_formula(one, other) for one in _read_formula(expected) for other in _read_formula(given)
-    ) and not _is_printed(expected, given):
+        _same_formula(one, other) for one in _read_formula(expected) for other in _read_formula(answered)
+    ) and not _is_printed(expected, answered):
         return False
     return _is_approximated(answer)
 

@@ -55,9 +55,9 @@ def set_match(answer: str | None, reference: str | Collection[str], *, ordered: 
     """
     if answer is None:
         return False
-    given = _items(answer[:MAX_SEARCHED_CHARS])
+    items = _items(answer[:MAX_SEARCHED_CHARS])
     expected = _items(reference) if isinstance(reference, str) else [_item(each) for each in reference]
-    return given == expected if ordered else Counter(given) == Counter(expected)
+    return items == expected if ordered else Counter(items) == Counter(expected)
 
 
 def _items(text: str) -> list[Fraction | str]:

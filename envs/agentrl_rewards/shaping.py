@@ -74,8 +74,8 @@ def has_sections(response: str, *names: str) -> bool:
         True
     """
     tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
-    found = re.findall("|".join(re.escape(tag) for tag in tags), response)
-    if not tags or found != tags:
+    tags_in_response = re.findall("|".join(re.escape(tag) for tag in tags), response)
+    if not tags or tags_in_response != tags:
         return False
     parts = re.split("|".join(re.escape(tag) for tag in tags), response)
     return all(bool(part.strip()) == (at % 2 == 1) for at, part in enumerate(parts))

@@ -62,8 +62,8 @@ def _allowed(text: str, read: Read, names: set[str]) -> Formula | None:
     if member is not None:
         names.add(member[1].removeprefix("\\"))
         text = text[member.end() :]
-    found = [_set_of(each, names) for each in read(text.strip())]
-    return found[0] if found else None
+    sets = [_set_of(each, names) for each in read(text.strip())]
+    return sets[0] if sets else None
 
 
 def _set_of(formula: Formula, names: set[str]) -> Formula | None:

@@ -82,8 +82,10 @@ class GraderPool(ClosedAtEnd):
     async def call(self, *arguments: JsonValue) -> WorkerReply:
         """Run one job and return its value; a job whose worker hangs or dies runs once more, in a new worker."""
         with environment_boundary(self._name):
-            found = cast("dict[str, Any]", await ask("grader", self._name, arguments, lambda: self._ask_workers(arguments)))
-            return WorkerReply(value=found["value"], limit=found["limit"])
+            verdict = cast(
+                "dict[str, Any]", await ask("grader", self._name, arguments, lambda: self._ask_workers(arguments))
+            )
+            return WorkerReply(value=verdict["value"], limit=verdict["limit"])
 
     async def _ask_workers(self, arguments: Sequence[JsonValue]) -> Mapping[str, JsonValue]:
         for attempt in range(1, _ATTEMPTS + 1):

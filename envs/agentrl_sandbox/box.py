@@ -94,6 +94,7 @@ async def wait_until_ready(stderr: PipeReader) -> None:
         while line := await stderr.receive_line():
             if line == READY:
                 return
+            # Only the end is kept: the program's side of the pipe is not trusted with this process's memory.
             said = (said + line)[-4096:]
     if patience.cancelled_caught:
         raise EnvironmentFault(f"sandbox: it was not ready to start a program after {BOX_START_S:g} s")

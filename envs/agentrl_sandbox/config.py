@@ -40,7 +40,7 @@ class SandboxConfig(Config):
     image: str = "python:3.11-slim"
     """docker: an image of this machine with `python3`, and bash for the shells of sessions. It is not downloaded."""
     url: str | None = None
-    """remote: address of an `agentrl_sandbox.hosts.sandbox_server`, such as `http://10.0.0.7:8700`."""
+    """remote: address of `agentrl sandbox-host` on another machine, such as `http://10.0.0.7:8710`."""
     api_key_env: str | None = None
     """remote: the environment variable that holds the server's key."""
 

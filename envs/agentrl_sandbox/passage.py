@@ -1,27 +1,53 @@
-"""One way out of a box: a port of its own loopback, which leads to a port of this machine.
+"""One way out of a box: a port of its own loopback, which leads to a port of this machine, or wherever else it is carried.
 
 Invariant: the box keeps its own network, which has nothing but a loopback. Its first process makes the listening socket,
-gives it to this process and then becomes the supervisor; what comes in is carried from outside, to one port and no other.
+gives it to this process and then becomes the supervisor; what comes in is carried from outside, to one place and no other.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Final, TypeAlias
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import anyio
+from anyio.abc import SocketStream
 
 from agentrl.errors import EnvironmentFault
 from agentrl.support.concurrency import task_group
 
-Port: TypeAlias = int | tuple[int, int]
-"""A port of this machine, which the box has under the same number; or the box's own and the one of this machine."""
+
+class ByteWay(Protocol):
+    """One end of a connection."""
+
+    async def receive(self) -> bytes:
+        """Return what comes next; anyio.EndOfStream: the other side sends no more."""
+        ...
+
+    async def send(self, data: bytes, /) -> None:
+        """Send all of it."""
+        ...
+
+    async def send_eof(self) -> None:
+        """Say that this side sends no more."""
+        ...
+
+
+class Way(NamedTuple):
+    """A port of a box, and how each of its connections goes on."""
+
+    port: int
+    connect: Callable[[], AbstractAsyncContextManager[ByteWay]]
+    """Opens the other end; one that cannot be opened is an OSError."""
+
+
+Port: TypeAlias = int | tuple[int, int] | Way
+"""A port of this machine, which the box has under the same number; the box's own and the one of this machine; or a way."""
 MAX_CARRIED: Final = 64
 """Connections of one box at a time; further ones wait."""
-_PIECE: Final = 65_536
 _FULL_S: Final = 0.1
 """Seconds until the next try while this process has no descriptor left."""
 _LISTEN: Final = """
@@ -35,12 +61,42 @@ os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
+def way_to(port: Port) -> Way:
+    """Return the port of the box, and the way from there."""
+    if isinstance(port, Way):
+        return port
+    inner, outer = (port, port) if isinstance(port, int) else port
+    return Way(inner, partial(_connected, outer))
+
+
+@asynccontextmanager
+async def _connected(port: int) -> AsyncGenerator[SocketStream]:
+    async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+        yield stream
+
+
+async def carry_bytes(one: ByteWay, other: ByteWay) -> bool:
+    """Carry what either end sends to the other, until both have ended; False: one has gone before that."""
+    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+        async with task_group() as tasks:
+            tasks.start_soon(_carry_one_way, one, other)
+            await _carry_one_way(other, one)
+        return True
+    return False
+
+
+async def _carry_one_way(source: ByteWay, target: ByteWay) -> None:
+    with suppress(anyio.EndOfStream):
+        while True:
+            await target.send(await source.receive())
+    await target.send_eof()
+
+
 class Passage:
     """The way out of one box."""
 
-    def __init__(self, port: Port, channel: socket.socket, theirs: socket.socket) -> None:
-        self._inner_port, self._outer_port = (port, port) if isinstance(port, int) else port
-        self._channel, self._theirs = channel, theirs
+    def __init__(self, way: Way, channel: socket.socket, theirs: socket.socket) -> None:
+        self._way, self._channel, self._theirs = way, channel, theirs
         self._slots = anyio.Semaphore(MAX_CARRIED)
 
     @property
@@ -50,7 +106,7 @@ class Passage:
 
     def before(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """Return a command that makes the listening socket and becomes `command`, whose first word is a Python."""
-        return (command[0], "-I", "-S", "-B", "-c", _LISTEN, str(self.descriptor), str(self._inner_port), *command)
+        return (command[0], "-I", "-S", "-B", "-c", _LISTEN, str(self.descriptor), str(self._way.port), *command)
 
     async def carry(self) -> None:
         """Take the listening socket, and carry what comes in until cancelled."""
@@ -66,27 +122,30 @@ class Passage:
                     await self._slots.acquire()
                     tasks.start_soon(self._connection, await _accepted(listener))
 
-    async def _connection(self, inner: socket.socket) -> None:
+    async def _connection(self, accepted: socket.socket) -> None:
         try:
-            with inner, socket.socket() as outer, suppress(OSError):
-                inner.setblocking(False)
-                outer.setblocking(False)
-                with suppress(BlockingIOError):
-                    outer.connect(("127.0.0.1", self._outer_port))
-                async with task_group() as tasks:
-                    tasks.start_soon(_copy_bytes, inner, outer)
-                    tasks.start_soon(_copy_bytes, outer, inner)
+            with accepted, suppress(OSError):
+                async with await _stream_of(accepted) as inner, self._way.connect() as outer:
+                    await carry_bytes(inner, outer)
         finally:
             self._slots.release()
 
 
 @contextmanager
 def open_passage(port: Port) -> Generator[Passage]:
-    """Yield a way for one box to a port of this machine's loopback."""
+    """Yield a way for one box out of a port of its loopback."""
     with ExitStack() as stack:
         channel, theirs = (stack.enter_context(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         channel.setblocking(False)
-        yield Passage(port, channel, theirs)
+        yield Passage(way_to(port), channel, theirs)
+
+
+async def _stream_of(accepted: socket.socket) -> SocketStream:
+    """Return a connection as a stream; one that its program has reset is an OSError."""
+    try:
+        return await SocketStream.from_socket(accepted)
+    except ValueError as error:
+        raise ConnectionResetError(f"a connection out of a box: {error}") from error
 
 
 async def _accepted(listener: socket.socket) -> socket.socket:
@@ -97,24 +156,3 @@ async def _accepted(listener: socket.socket) -> socket.socket:
         except OSError as error:  # its client has left, or there is no descriptor for it
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 await anyio.sleep(_FULL_S)
-
-
-async def _copy_bytes(source: socket.socket, target: socket.socket) -> None:
-    """Copy what one side sends to the other, its end included; a side that has gone ends both ways."""
-    await anyio.wait_writable(target)
-    while True:
-        await anyio.wait_readable(source)
-        try:
-            data = source.recv(_PIECE)
-        except BlockingIOError:
-            continue
-        if not data:
-            with suppress(OSError):
-                target.shutdown(socket.SHUT_WR)
-            return
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[target.send(view) :]
-            except BlockingIOError:
-                await anyio.wait_writable(target)

@@ -172,24 +172,9 @@ class PipedProcess:
             os.close(ended)
 
 
-class ProcessPipe:
-    """The standard input and output of a process as one."""
-
-    def __init__(self, process: PipedProcess) -> None:
-        self._process = process
-
-    async def send(self, data: bytes) -> None:
-        """Write all of `data`; a process that reads no more is a BrokenPipeError."""
-        await self._process.stdin.send(data)
-
-    async def receive(self) -> bytes:
-        """Return the next bytes, or none at the end."""
-        return await self._process.stdout.receive()
-
-
 @asynccontextmanager
-async def process_pipe(command: Sequence[str], *, environment: Mapping[str, str]) -> AsyncGenerator[ProcessPipe]:
-    """Start a process, yield the way to it, and kill it at the block's end; what it says on standard error is not kept.
+async def process_pipe(command: Sequence[str], *, environment: Mapping[str, str]) -> AsyncGenerator[PipedProcess]:
+    """Start a process, yield it, and kill it at the block's end; what it says on standard error is not kept.
 
     Raises:
         OSError: the command cannot be started.
@@ -198,7 +183,7 @@ async def process_pipe(command: Sequence[str], *, environment: Mapping[str, str]
     try:
         async with task_group() as tasks:
             tasks.start_soon(_forget, process.stderr)
-            yield ProcessPipe(process)
+            yield process
             tasks.cancel_scope.cancel()
     finally:
         process.kill()

@@ -171,6 +171,7 @@ class Session:
             OSError: the sandbox's own, such as no space left, or a path through a link.
         """
         names = list(files)
+        # The supervisor takes a bounded number of files in one request.
         for start in range(0, len(names), MAX_FILES):
             some = {name: files[name] for name in names[start : start + MAX_FILES]}
             check_files(some)
@@ -209,6 +210,7 @@ class Session:
 
     async def restore(self, snapshot: WorkspaceSnapshot) -> None:
         """Replace the files of the working directory by `snapshot`; links and pipes stay."""
+        # Only what differs is written: most files of a working directory never change.
         now = await self.snapshot(since=snapshot)
         await self.delete([name for name in now.files if name not in snapshot.files])
         await self.write({name: data for name, data in snapshot.files.items() if now.files.get(name) != data})

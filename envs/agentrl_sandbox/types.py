@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -19,6 +20,13 @@ from agentrl.errors import ConfigError
 MAX_FILES = 256
 """Files that a run can bring along; a session takes more, in several writes."""
 MIB = 2**20
+
+
+class FileContents(NamedTuple):
+    """A file without a machine."""
+
+    content: bytes
+    can_run: bool
 
 
 class Limits(Config):

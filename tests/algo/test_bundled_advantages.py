@@ -24,7 +24,7 @@ from agentrl.algo.advantages.episodes import (
 )
 from agentrl.algo.advantages.episodes import episode as by_episode
 from agentrl.algo.advantages.gae import GaeOptions, ValueEstimate, gae, token_gae, turn_gae
-from agentrl.algo.advantages.players import Float64Array
+from agentrl.algo.advantages.parts import Float64Array
 from agentrl.algo.advantages.turn_returns import OptimalBaselineOptions, optimal_baseline, returns_to_go
 from agentrl.algo.batch_advantages import whiten
 from agentrl.algo.slots import NoOptions

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from agentrl.algo.config import AlgorithmConfig
-from agentrl.algo.guard import ess_ratio, learning_rate_factor
+from agentrl.algo.guard import learning_rate_factor
 from agentrl.algo.loss_batch import LossBatch, LossTotals
-from agentrl.algo.loss_metrics import combine
+from agentrl.algo.loss_metrics import combine, ess_ratio
 from agentrl.algo.objective import Objective
 from agentrl.errors import ConfigError
 

@@ -101,16 +101,19 @@ def test_a_run_trains_and_its_checkpoint_evaluates(tmp_path: Path, checkpoint: P
     assert json.loads((tmp_path / "eval.json").read_text())["episodes"] == 6
 
 
-def test_a_killed_run_is_resumed_from_its_newest_checkpoint(tmp_path: Path, checkpoint: Path) -> None:
+@pytest.mark.starts
+def test_a_killed_run_is_resumed_from_its_newest_checkpoint(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path, checkpoint, engine={"steps": 100_000, "checkpoint_every": 1})
     folder = tmp_path / "runs" / "small"
     with started(tmp_path, AGENTRL, "train", "run.yaml") as process:
         read_until(process, "step 3/100000")  # the checkpoint of step 1 is whole, and that of step 2 is being written
     done = len(records(folder / "metrics.jsonl", "step"))
 
-    refused = agentrl(tmp_path, "train", "run.yaml", "--resume", "--algorithm.group_size", "4")
-    assert refused.returncode == 2
-    assert "algorithm.group_size was 2 and is now 4" in refused.stderr
+    monkeypatch.chdir(tmp_path)
+    assert status_here("train", "run.yaml", "--resume", "--algorithm.group_size", "4") == 2
+    assert "algorithm.group_size was 2 and is now 4" in capsys.readouterr().err
 
     result = agentrl(tmp_path, "train", "run.yaml", "--resume", "--engine.steps", str(done + 3))
     assert result.returncode == 0, result.stderr
@@ -125,18 +128,16 @@ def test_a_killed_run_is_resumed_from_its_newest_checkpoint(tmp_path: Path, chec
     assert state["steps"] == done + 3
 
     (folder / "summary.json").unlink()  # as after a kill between the last checkpoint and the summary
-    over = agentrl(tmp_path, "train", "run.yaml", "--resume", "--engine.steps", str(done + 3))
-    assert over.returncode == 0, over.stderr
-    assert f"Run small is complete: {summary['checkpoint']}" in over.stderr
+    assert status_here("train", "run.yaml", "--resume", "--engine.steps", str(done + 3)) == 0
+    assert f"Run small is complete: {summary['checkpoint']}" in capsys.readouterr().err
     again = json.loads((folder / "summary.json").read_text())
     assert (again["error"], again["train_steps"], again["checkpoint"]) == (None, done + 3, summary["checkpoint"])
 
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text("".join(reversed(tasks.read_text().splitlines(keepends=True))))
     longer = ["train", "run.yaml", "--resume", "--engine.steps", str(done + 4)]
-    changed = agentrl(tmp_path, *longer)
-    assert changed.returncode == 2
-    assert "ids or data of some tasks have changed" in changed.stderr
+    assert status_here(*longer) == 2
+    assert "ids or data of some tasks have changed" in capsys.readouterr().err
     accepted = agentrl(tmp_path, *longer, "--accept-changed-tasks")
     assert accepted.returncode == 0, accepted.stderr
 

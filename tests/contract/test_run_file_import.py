@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MOST = 55
+MOST = 54
 PROBE = """
 import json, sys
 from agentrl.config import load_config

@@ -70,7 +70,6 @@ async def test_the_tools_of_a_server_are_called_and_its_errors_are_for_the_model
         ]
 
 
-@pytest.mark.starts
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -95,7 +94,6 @@ async def test_bad_arguments_never_reach_the_server(arguments: object, says: str
     assert len(answer) <= 800
 
 
-@pytest.mark.starts
 @settings(max_examples=40)
 @given(st.text(max_size=60) | st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=4))
 def test_no_arguments_that_a_model_can_write_raise_before_the_call(arguments: object) -> None:
@@ -106,7 +104,6 @@ def test_no_arguments_that_a_model_can_write_raise_before_the_call(arguments: ob
         assert "the server is not open" in str(fault)  # noqa: PT017 - arguments that fit get as far as this
 
 
-@pytest.mark.starts
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -124,7 +121,6 @@ def test_a_server_or_grade_that_is_none_is_refused(make: Callable[[], object], s
         make()
 
 
-@pytest.mark.starts
 def test_an_answer_is_compared_with_the_reference() -> None:
     answers = ["It costs 3.", r"So \boxed{3}, not 4.", "3", "4", ""]
     assert [grade_answer(answer, TASK) for answer in answers] == [1.0, 1.0, 1.0, 0.0, 0.0]

@@ -268,7 +268,8 @@ async def test_fields_that_programs_send_unasked_change_nothing(checkpoint: Path
 async def test_fields_without_effect_are_counted_as_at_a_door_and_those_that_would_have_one_are_refused(
     path: str, checkpoint: Path
 ) -> None:
-    asked: dict[str, Any] = {"messages": HI} if "chat" in path else {"prompt": [5]}
+    asked: dict[str, Any] = {"repetition_penalty": 1.1, "min_tokens": 1}
+    asked |= {"messages": HI} if "chat" in path else {"prompt": [5]}
     unasked = {"search_parameters": {"mode": "off"}, "reasoning_effort": "low", "timeout": 1, "nothing": None}
     async with served(model_engine(checkpoint), checkpoint) as server:
         for stream in (False, True):

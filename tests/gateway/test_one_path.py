@@ -12,7 +12,7 @@ import pytest
 from agentrl.client import Client, EpisodeSettings, PolicyBackend, SamplingConfig
 from agentrl.tokens.renderer import Renderer
 from agentrl_doors.gateway.backend import EngineBackend
-from tests.support.doors import CALC, CALLING, HI
+from tests.support.doors import CALC, CALLING, HI, scripted_client
 from tests.support.gateway import MODEL, Served, script_engine, served
 
 BODIES: dict[str, Any] = {
@@ -81,3 +81,17 @@ async def test_a_stream_of_a_call_that_names_no_model_has_the_name_of_the_served
     async with served(script_engine(checkpoint, lambda _: "fine"), checkpoint) as server:
         _, _, events = await answers(server, f"{server.url}/v1", route, {**BODIES[route], "stream": True})
     assert set(re.findall(r'"model":"(\w+)"', "".join(events))) == {MODEL}
+
+
+async def test_several_choices_are_given_where_nothing_is_trained_and_refused_at_a_door(checkpoint: Path) -> None:
+    body = {"messages": HI, "n": 2, "model": MODEL}
+    client, _ = scripted_client([])
+    async with served(script_engine(checkpoint, lambda _: "fine"), checkpoint) as server, client.served() as door:
+        status, given = await server.post("/v1/chat/completions", body)
+        async with server.session.post(f"{door.base_url}/chat/completions", json=body) as response:
+            refused = await response.json()
+    assert (status, [choice["message"]["content"] for choice in given["choices"]]) == (200, ["fine", "fine"])
+    assert (response.status, refused["error"]["message"]) == (
+        400,
+        "n=2: one call is one turn; call several times, or leave n out",
+    )

@@ -24,7 +24,7 @@ from tests.online.harness import KEYS, online_run
 from tests.support.cli import END_S
 from tests.support.doors import until
 
-pytestmark = [pytest.mark.starts, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -101,6 +101,7 @@ async def test_half_a_line_of_a_killed_process_is_cut_off(tmp_path: Path, render
     assert file.read_bytes() == whole
 
 
+@pytest.mark.starts
 def test_feedback_that_was_confirmed_survives_a_kill(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with serving_process(run_dir) as (url, process):

@@ -17,7 +17,7 @@ from tests.engine.harness import balance, episodes, lines
 from tests.online.harness import online_run
 from tests.support.doors import until
 
-pytestmark = [pytest.mark.starts, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

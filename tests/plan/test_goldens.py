@@ -48,7 +48,6 @@ def settle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "free_memory", lambda: 64 * GIB)
 
 
-@pytest.mark.starts
 @pytest.mark.parametrize("name", RUNS)
 def test_the_plan_of_a_run_is_the_stored_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settle(monkeypatch)

@@ -29,8 +29,6 @@ from agentrl.trainer.precision import compute_in_bfloat16
 from agentrl.weights.tensors import WEIGHTS_FILE, read_safetensors, write_safetensors
 from tests.trainer.helpers import random_batch
 
-pytestmark = pytest.mark.starts
-
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "/models/Qwen3-4B"}}
 
 

@@ -17,8 +17,6 @@ from agentrl.plan.places import missing_gpus
 from agentrl.plan.plan import plan_run
 from agentrl.trainer.parallel.shape import MeshShape
 
-pytestmark = pytest.mark.starts
-
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "/models/Qwen3-4B"}}
 
 

@@ -19,8 +19,6 @@ from agentrl.plan.plan import plan_run
 from agentrl.plan.text import describe_plan, resolved_yaml
 from agentrl.types import Task
 
-pytestmark = pytest.mark.starts
-
 GOOD: dict[str, Any] = {"workflow": "my:Agent", "tasks": {"path": "tasks.jsonl"}, "model": {"path": "model"}}
 
 

@@ -9,7 +9,6 @@ from agentrl.plan.plan import plan_run
 from agentrl.plan.text import describe_plan
 
 
-@pytest.mark.starts
 @pytest.mark.parametrize(
     ("path", "overrides", "said"),
     [

@@ -20,8 +20,6 @@ from agentrl.plan.text import describe_plan, resolved_yaml
 from agentrl_simulate.costs import gpu_sheet
 from agentrl_simulate.plan.moves import advise_move, busy_windows
 
-pytestmark = pytest.mark.starts
-
 GOOD: dict[str, Any] = {
     "workflow": "my:Agent",
     "tasks": {"path": "tasks.jsonl"},

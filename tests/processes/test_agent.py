@@ -11,8 +11,6 @@ from agentrl.processes.agent import MAX_UNREAD, HostedProcess, node_environment
 from agentrl.processes.machine import interface_of
 from tests.support.processes import until_ended
 
-pytestmark = pytest.mark.starts
-
 _STARTED: list[HostedProcess] = []
 
 
@@ -41,6 +39,7 @@ def read_all(process: HostedProcess, name: str = "stdout") -> bytes:
     return whole
 
 
+@pytest.mark.starts
 def test_output_and_exit_code_arrive():
     process = python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")
     assert read_all(process) == b"out\n"
@@ -51,12 +50,14 @@ def test_output_and_exit_code_arrive():
     assert "err" in tail
 
 
+@pytest.mark.starts
 def test_standard_error_joins_standard_output_on_request():
     process = python("import sys; print('err', file=sys.stderr)", merged=True)
     assert read_all(process) == b"err\n"
     assert read_all(process, "stderr") == b""
 
 
+@pytest.mark.starts
 def test_a_read_can_be_repeated_until_its_bytes_are_confirmed():
     process = python("print('abc')")
     process.wait()
@@ -65,6 +66,7 @@ def test_a_read_can_be_repeated_until_its_bytes_are_confirmed():
     assert process.read("stdout", 4) == b""
 
 
+@pytest.mark.starts
 def test_unread_output_stops_the_process_and_not_the_memory():
     process = python(f"import sys; sys.stdout.write('x' * {4 * MAX_UNREAD}); sys.stdout.flush()")
     first = process.read("stdout", 0)
@@ -73,6 +75,7 @@ def test_unread_output_stops_the_process_and_not_the_memory():
     assert process.wait()[0] == 0
 
 
+@pytest.mark.starts
 async def test_stop_ends_the_process_and_what_it_started():
     code = (
         "import subprocess, sys, time\n"
@@ -87,6 +90,7 @@ async def test_stop_ends_the_process_and_what_it_started():
     await until_ended(grandchild)
 
 
+@pytest.mark.starts
 def test_a_signal_reaches_a_process_that_another_thread_waits_for():
     process = python("import time; print('up', flush=True); time.sleep(600)")
     process.read("stdout", 0)
@@ -98,11 +102,13 @@ def test_a_signal_reaches_a_process_that_another_thread_waits_for():
     assert codes == [-9]
 
 
+@pytest.mark.starts
 def test_a_missing_program_is_named():
     problem = HostedProcess().start(["/no/such/program"], {}, host="127.0.0.1", folder="/", merged=False)[2]
     assert "/no/such/program" in problem
 
 
+@pytest.mark.starts
 def test_host_and_port_are_filled_in_on_the_node():
     process = HostedProcess()
     _STARTED.append(process)
@@ -112,6 +118,7 @@ def test_host_and_port_are_filled_in_on_the_node():
     assert read_all(process) == f"127.0.0.1:{port}\n".encode()
 
 
+@pytest.mark.starts
 def test_the_environment_is_the_nodes_without_rays_variables(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_JOB_ID", "1")
     monkeypatch.setenv("OF_THE_NODE", "kept")

@@ -18,8 +18,6 @@ from agentrl.trainer.worker.ranks import WORKER_MODULE
 from tests.support.cli import write_run
 from tests.support.leftovers import processes_with
 
-pytestmark = pytest.mark.starts
-
 FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
 
 
@@ -72,6 +70,7 @@ def test_the_cluster_of_kuberay_shares_one_volume() -> None:
     assert pods[1]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 
+@pytest.mark.starts
 def test_the_script_for_slurm_is_a_script_that_starts_ranks_and_driver() -> None:
     script = FOLDER / "slurm.sh"
     subprocess.run(["bash", "-n", str(script)], check=True)
@@ -82,6 +81,7 @@ def test_the_script_for_slurm_is_a_script_that_starts_ranks_and_driver() -> None
     assert "--cluster.launcher attach" in text
 
 
+@pytest.mark.starts
 def test_a_driver_that_starts_again_continues_where_there_is_a_checkpoint(tmp_path: Path) -> None:
     _, driver, _ = manifests("kubernetes.yaml")
     command = [*container(driver)["command"], "echo", "train"]
@@ -104,6 +104,7 @@ wait
 """
 
 
+@pytest.mark.starts
 @pytest.mark.long
 def test_the_script_for_slurm_trains_with_the_ranks_that_srun_starts(tmp_path: Path, checkpoint: Path) -> None:
     programs = tmp_path / "bin"

@@ -48,6 +48,7 @@ def close(seats: Sequence[Seat]) -> None:
             seat.listener.close()
 
 
+@pytest.mark.starts
 async def test_all_ranks_join_and_learn_where_rank_0_hosts_the_store() -> None:
     seats: dict[int, Seat] = {}
     complete = anyio.Event()
@@ -73,6 +74,7 @@ async def test_all_ranks_join_and_learn_where_rank_0_hosts_the_store() -> None:
     close(list(seats.values()))
 
 
+@pytest.mark.starts
 async def test_ranks_that_are_missing_are_listed(caplog: pytest.LogCaptureFixture) -> None:
     message = (
         r"trainer ranks: 1 of 2 have not joined the driver at 127\.0\.0\.1:\d+ within 1 s \(cluster\.start_timeout_s\): "
@@ -87,6 +89,7 @@ async def test_ranks_that_are_missing_are_listed(caplog: pytest.LogCaptureFixtur
         connection.close()
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("rank", "world", "token", "message"),
     [
@@ -103,6 +106,7 @@ async def test_a_rank_that_cannot_belong_is_refused_for_good(rank: int, world: i
             await meeting.gather(0.01)
 
 
+@pytest.mark.starts
 async def test_a_second_process_with_the_rank_of_another_is_refused_until_that_one_has_gone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -130,6 +134,7 @@ async def test_a_second_process_with_the_rank_of_another_is_refused_until_that_o
         second.close()
 
 
+@pytest.mark.starts
 async def test_a_rank_that_is_late_is_refused_but_may_try_again() -> None:
     async with meeting_of(1) as meeting, anyio.create_task_group() as tasks:
         tasks.start_soon(joining_and_leaving, meeting, 0, 1)
@@ -148,6 +153,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("data", HOSTILE)
 async def test_what_a_stranger_sends_is_refused_without_harm(data: bytes) -> None:
     async with meeting_of(1) as meeting:
@@ -167,6 +173,7 @@ def meddle(meeting: Meeting, data: bytes) -> None:
             assert connection.recv(1) == b""
 
 
+@pytest.mark.starts
 async def test_a_silent_stranger_delays_no_rank() -> None:
     async with meeting_of(1) as meeting:
         with socket.create_connection(meeting.address), socket.create_connection(meeting.address):
@@ -175,6 +182,7 @@ async def test_a_silent_stranger_delays_no_rank() -> None:
                 assert len(await meeting.gather(60)) == 1
 
 
+@pytest.mark.starts
 async def test_more_silent_strangers_than_the_driver_keeps_delay_no_rank() -> None:
     async with meeting_of(1) as meeting:
         strangers = [socket.create_connection(meeting.address, timeout=300) for _ in range(MAX_STRANGERS + 20)]
@@ -189,6 +197,7 @@ async def test_more_silent_strangers_than_the_driver_keeps_delay_no_rank() -> No
             stranger.close()
 
 
+@pytest.mark.starts
 async def test_a_rank_gives_up_on_what_is_no_driver() -> None:
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
 
@@ -203,6 +212,7 @@ async def test_a_rank_gives_up_on_what_is_no_driver() -> None:
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.starts
 async def test_a_rank_does_not_follow_a_driver_that_does_not_know_the_token() -> None:
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
 
@@ -220,12 +230,14 @@ async def test_a_rank_does_not_follow_a_driver_that_does_not_know_the_token() ->
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.starts
 async def test_an_address_of_another_machine_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"cluster\.listen: cannot listen on 192\.0\.2\.1:0"):
         async with open_meeting(("192.0.2.1", 0), 1, TOKEN):
             raise AssertionError("unreachable: nothing listens there")
 
 
+@pytest.mark.starts
 @given(st.binary(max_size=200))
 def test_no_bytes_but_those_of_the_type_decode(data: bytes) -> None:
     try:

@@ -14,7 +14,7 @@ import pytest
 from agentrl.errors import ConfigError, EnvironmentFault, LaunchError
 from agentrl.processes.config import ClusterConfig
 from agentrl.processes.ray import open_ray
-from agentrl_sandbox.containers.config import open_chosen_containers, read_containers_config
+from agentrl_sandbox.containers.config import containers_of, read_containers_config
 from agentrl_sandbox.containers.fleet.fleet import HostFleet, open_fleet
 from agentrl_sandbox.containers.fleet.ray_hosts import open_ray_fleet
 from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
@@ -28,7 +28,7 @@ CONNECT = partial(open_fleet, limits=LIMITS)
 async def test_a_run_file_that_names_ray_gets_a_host_on_each_node(cluster: LocalRayCluster):
     config = read_containers_config({"backend": "ray", "address": cluster.address})
     urls: list[str] = []
-    async with open_chosen_containers(config, images={}, limits=LIMITS, max_open=8) as fleet:
+    async with containers_of(config, images={}, limits=LIMITS, max_open=8) as fleet:
         assert isinstance(fleet, HostFleet)
         assert len(fleet.hosts) == 1 + len(cluster.nodes)
         urls += [host.url for host in fleet.hosts]

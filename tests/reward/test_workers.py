@@ -123,7 +123,6 @@ async def test_a_worker_that_cannot_start_is_a_fault_with_its_last_words() -> No
             await graders.call("echo")
 
 
-@pytest.mark.starts
 def test_a_loader_that_names_no_module_is_refused_at_once() -> None:
     for loader in ("nowhere:load", "tests.support.graders", "tests.support.nowhere:load"):
         with pytest.raises(ConfigError, match="module:name"):

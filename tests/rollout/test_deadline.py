@@ -31,8 +31,6 @@ from tests.rollout.harness import SAMPLING, TASK, ask, workflow_of
 from tests.rollout.paced import DEADLINE_S, Paced, each, run_slowly
 from tests.support.scripted import in_virtual_time
 
-pytestmark = pytest.mark.starts
-
 
 class Stubborn(RolloutWorkflow):
     """Asks until the policy stops; 1 for stopping."""

@@ -24,8 +24,6 @@ from agentrl.types import StopReason, Task, Trajectory, Turn
 from agentrl.workflow import RolloutWorkflow
 from tests.rollout.harness import PATIENCE_S, SAMPLING, TASK, Judge, ask, episode, make_server, says, workflow_of
 
-pytestmark = pytest.mark.starts
-
 
 async def test_an_episode_becomes_a_trajectory_with_its_turns_and_reward(renderer: Renderer) -> None:
     trajectory = await episode(Judge(), renderer)

@@ -36,8 +36,6 @@ from tests.rollout.impatient_agents import (
 from tests.rollout.letters import Program, Stage, all_episodes, answer_to, asked, check_gradient, opened
 from tests.support.doors import door_client, until
 
-pytestmark = pytest.mark.starts
-
 
 async def cancel_natively(client: Client, stage: Stage) -> float:
     """`asyncio.Task.cancel`, as `asyncio.timeout` and `asyncio.wait_for` use it."""

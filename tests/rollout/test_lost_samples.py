@@ -24,8 +24,6 @@ from tests.rollout.impatient_agents import (
 from tests.rollout.letters import Program, Stage, answer_to, gradient_error, opened, read_two
 from tests.support.scripted import in_virtual_time
 
-pytestmark = pytest.mark.starts
-
 KINDS: list[Program] = [
     close_early,
     give_up_a_stream,

@@ -24,8 +24,6 @@ from tests.rollout.impatient_agents import (
 from tests.rollout.letters import Program, Stage, all_episodes, answer_to, check_gradient, opened
 from tests.support.scripted import in_virtual_time
 
-pytestmark = pytest.mark.starts
-
 PROGRAMS: list[Program] = [
     return_after_a_timeout,
     ask_something_else,

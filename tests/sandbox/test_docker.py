@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from agentrl_sandbox.docker import Docker, docker_arguments
 from agentrl_sandbox.types import Limits, Program
 
 
-@pytest.mark.starts
 def test_the_command_line_closes_every_wall() -> None:
     program = Program(argv=("python3", "main.py"), environment={"MODE": "1"})
     limits = Limits(memory_mb=256, processes=32, work_mb=8, temp_mb=4, shared_mb=2, open_files=64, cpu_s=5, num_files=500)

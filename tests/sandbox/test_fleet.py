@@ -18,17 +18,18 @@ from anyio.abc import SocketAttribute, SocketStream
 from msgspec import structs
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl_sandbox import Ending, Limits
+from agentrl_sandbox import Ending, Limits, python_program
+from agentrl_sandbox.base import BoxSandbox
 from agentrl_sandbox.containers import Containers
-from agentrl_sandbox.containers.config import open_chosen_containers, read_containers_config
+from agentrl_sandbox.containers.config import containers_of, read_containers_config
 from agentrl_sandbox.containers.fleet.fleet import HostFleet, open_fleet
 from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
-from agentrl_sandbox.hosts.container_server import HostOptions, serving_containers
-from agentrl_sandbox.hosts.sandbox_server import MAX_LIMITS
-from tests.support.hosts import HOST_KEY, running_host
+from agentrl_sandbox.hosts.server import MAX_LIMITS, HostOptions, serving_host
+from agentrl_sandbox.remote import open_remote
+from tests.support.hosts import HOST_KEY, running_host, serving_sandbox
 from tests.support.leftovers import processes_with
 
-pytestmark = [pytest.mark.starts, pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio]
 LEAVE = "setsid sleep {} >/dev/null 2>&1 & until grep -q sleep /proc/$!/comm; do :; done"
 """Leaves a process in a group of its own, and returns when that has begun."""
 LIMITS = CONTAINER_LIMITS.model_copy(update={"memory_mb": 256, "wall_s": 300.0})
@@ -46,6 +47,7 @@ async def fleet() -> AsyncGenerator[tuple[HostFleet, dict[str, subprocess.Popen[
             yield opened, {one[0]: one[1], two[0]: two[1]}
 
 
+@pytest.mark.starts
 async def test_a_container_of_a_host_does_what_one_here_does(
     fleet: tuple[HostFleet, dict[str, subprocess.Popen[bytes]]],
 ) -> None:
@@ -83,6 +85,7 @@ async def test_a_container_of_a_host_does_what_one_here_does(
             pass
 
 
+@pytest.mark.starts
 async def test_the_episodes_of_a_host_that_dies_are_faults_and_run_again_on_another(
     fleet: tuple[HostFleet, dict[str, subprocess.Popen[bytes]]],
 ) -> None:
@@ -124,6 +127,7 @@ async def test_the_episodes_of_a_host_that_dies_are_faults_and_run_again_on_anot
     assert first.state is None
 
 
+@pytest.mark.starts
 async def test_a_program_on_a_host_reaches_one_port_of_the_run(
     fleet: tuple[HostFleet, dict[str, subprocess.Popen[bytes]]],
 ) -> None:
@@ -154,6 +158,36 @@ async def test_a_program_on_a_host_reaches_one_port_of_the_run(
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.starts
+async def test_one_host_runs_programs_and_gives_containers(
+    fleet: tuple[HostFleet, dict[str, subprocess.Popen[bytes]]],
+) -> None:
+    opened, _ = fleet
+    url = opened.hosts[0].url
+    async with (
+        opened.workbench() as bench,
+        bench.run() as container,
+        open_remote(url, api_key=HOST_KEY, limits=Limits(wall_s=60)) as remote,
+        remote.session() as session,
+    ):
+        assert (await remote.run(python_program("print(6 * 7)"))).text == "42"
+        assert (await container.shell("echo > /tmp/x; echo here")).stdout == b"here\n"
+        assert (await session.python("import os; os.path.exists('/tmp/x')")).text == "False"
+
+
+@pytest.mark.starts
+async def test_a_host_that_lacks_what_is_asked_of_it_is_refused_by_name(sandbox: BoxSandbox) -> None:
+    async with serving_sandbox(sandbox) as url:
+        with pytest.raises(ConfigError, match="gives no containers; start it with `agentrl sandbox-host`"):
+            async with open_fleet([url], limits=LIMITS):
+                pass
+    async with serving_host(host_options(512), containers=cast("Containers", PlannedContainers())) as url:
+        with pytest.raises(ConfigError, match="runs no programs without a container"):
+            async with open_remote(url):
+                pass
+
+
+@pytest.mark.starts
 async def test_what_a_host_held_is_gone_with_it_and_with_its_run() -> None:
     with running_host() as (url, process):
         async with open_fleet([url], api_key=HOST_KEY, limits=LIMITS) as opened:
@@ -182,17 +216,18 @@ def wait_until_none_has(word: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.starts
 async def test_hosts_that_refuse_are_named() -> None:
     with running_host("--max-open", "1") as (url, _):
         with pytest.raises(ConfigError, match="answered 401"):
             async with open_fleet([url], api_key="wrong"):
                 pass
-        with pytest.raises(ConfigError, match=r"limits\.memory_mb: .* \(--memory-mb 10000000\)"):
+        with pytest.raises(ConfigError, match=r"limits\.memory_mb: .* \(--max memory_mb=10000000\)"):
             async with open_fleet([url], api_key=HOST_KEY, limits=LIMITS.model_copy(update={"memory_mb": 10**7})):
                 pass
         config = read_containers_config({"hosts": [url]}).model_copy(update={"api_key_env": "NOWHERE_SET"})
         with pytest.raises(ConfigError, match="NOWHERE_SET is not set"):
-            async with open_chosen_containers(config, images={}, limits=LIMITS, max_open=1):
+            async with containers_of(config, images={}, limits=LIMITS, max_open=1):
                 pass
     with pytest.raises(ConfigError, match=r"no host answers.*agentrl sandbox-host"):
         async with open_fleet([url], api_key=HOST_KEY):
@@ -221,7 +256,7 @@ async def test_a_thousand_environments_are_in_flight_over_hosts_and_none_is_over
         for max_open in (100, 400, 500):
             options = HostOptions(max_open=max_open, memory_mb=10**6, share=0.25, maxima=maxima, left_mb=-(10**6))
             containers = cast("Containers", PlannedContainers())
-            urls.append(await stack.enter_async_context(serving_containers(containers, options)))
+            urls.append(await stack.enter_async_context(serving_host(options, containers=containers)))
         fleet = await stack.enter_async_context(open_fleet(urls, limits=LIMITS, max_open=1000, max_starting=32))
 
         async def play() -> None:
@@ -247,7 +282,7 @@ async def planned_fleet(
     """A fleet of hosts with these images, whose environments are plans."""
     async with AsyncExitStack() as stack:
         containers = cast("Containers", PlannedContainers())
-        serving = [serving_containers(containers, one, images=names) for one, names in zip(hosts, images, strict=True)]
+        serving = [serving_host(one, containers=containers, images=names) for one, names in zip(hosts, images, strict=True)]
         urls = [await stack.enter_async_context(each) for each in serving]
         yield await stack.enter_async_context(open_fleet(urls, images=wanted, limits=LIMITS))
 
@@ -340,8 +375,8 @@ class ImagelessContainers(PlannedContainers):
 
 async def test_a_host_that_lost_its_image_is_passed_over_for_one_that_has_it() -> None:
     async with AsyncExitStack() as stack:
-        without = serving_containers(cast("Containers", ImagelessContainers()), host_options(512))
-        having = serving_containers(cast("Containers", PlannedContainers()), host_options(512), images=("a",))
+        without = serving_host(host_options(512), containers=cast("Containers", ImagelessContainers()))
+        having = serving_host(host_options(512), containers=cast("Containers", PlannedContainers()), images=("a",))
         urls = [await stack.enter_async_context(each) for each in (without, having)]
         fleet = await stack.enter_async_context(open_fleet(urls, images={"a": "/srv/a"}, limits=LIMITS))
         first, second = fleet.hosts
@@ -375,7 +410,7 @@ async def test_a_host_that_is_too_small_for_some_environments_gets_the_others() 
             little = LIMITS.model_copy(update={"memory_mb": 64})
             await stack.enter_async_context(fleet.workbench(limits=little))
             assert small.num_placed == 1
-        with pytest.raises(ConfigError, match=r"at most 128, .*at most 512, .*--memory-mb 1024"):
+        with pytest.raises(ConfigError, match=r"at most 128, .*at most 512, .*--max memory_mb=1024"):
             async with fleet.workbench(limits=LIMITS.model_copy(update={"memory_mb": 1024})):
                 pass
     with pytest.raises(ConfigError, match=r"limits\.memory_mb: expected at most 128"):

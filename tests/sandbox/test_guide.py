@@ -27,6 +27,5 @@ async def test_the_guide_s_snippets_run(sandbox: BoxSandbox, capsys: pytest.Capt
     assert capsys.readouterr().out == "\n"
 
 
-@pytest.mark.starts
 def test_the_guide_counts_the_refused_calls() -> None:
     assert f"- {len(DENIED)} system calls are refused" in GUIDE

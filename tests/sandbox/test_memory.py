@@ -11,14 +11,13 @@ from agentrl_sandbox.base import BoxSandbox
 from agentrl_sandbox.bubblewrap.usage import ControlGroups, find_control_groups, most_descriptors
 from agentrl_sandbox.types import Limits, python_program
 
-pytestmark = pytest.mark.starts
-
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.mark.starts
 async def test_process_1_has_the_limits_of_the_program_and_keeps_its_memory_to_itself(sandbox: BoxSandbox) -> None:
     source = """
 import os
@@ -33,6 +32,7 @@ for path in ("/proc/1/mem", "/proc/1/environ", "/run/agentrl/sh"):
     assert result.text == "True\n/proc/1/mem\n/proc/1/environ\n/run/agentrl/sh"
 
 
+@pytest.mark.starts
 async def test_a_program_that_lowers_its_out_of_memory_score_gets_it_back(sandbox: BoxSandbox) -> None:
     source = """
 import time
@@ -49,6 +49,7 @@ while open(path).read() != "1000\\n":
     assert (result.text, result.is_success) == ("1000", True)
 
 
+@pytest.mark.starts
 async def test_shared_memory_has_a_file_that_is_counted(sandbox: BoxSandbox) -> None:
     source = """
 import mmap, multiprocessing, os
@@ -72,6 +73,7 @@ block.unlink()
     assert result.text == "Operation not permitted\nNo such device\nb'\\x00\\x00\\x00'\n7 1048576"
 
 
+@pytest.mark.starts
 async def test_a_larger_socket_buffer_is_answered_and_not_given(sandbox: BoxSandbox) -> None:
     source = """
 import socket
@@ -85,6 +87,7 @@ print(made.getsockopt(SOL_SOCKET, SO_SNDBUF) == before, made.getsockopt(SOL_SOCK
     assert (await sandbox.run(python_program(source))).text == "True 1"
 
 
+@pytest.mark.starts
 async def test_files_in_memory_count(sandbox: BoxSandbox) -> None:
     source = "import time; open('a', 'wb', buffering=0).write(bytes(24 << 20)); time.sleep(0.5)"
     result = await sandbox.run(python_program(source))

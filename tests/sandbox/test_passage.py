@@ -14,11 +14,10 @@ from agentrl_sandbox.passage import MAX_CARRIED
 from agentrl_sandbox.types import Limits, Program
 from tests.support.echo import ASK, echo
 
-pytestmark = pytest.mark.starts
-
 DEADLINE_S = 300
 
 
+@pytest.mark.starts
 async def test_programs_reach_the_port_and_no_other_and_so_does_their_shell(sandbox: BoxSandbox) -> None:
     with anyio.fail_after(DEADLINE_S), socket.create_server(("127.0.0.1", 0)) as other:
         async with echo() as served, sandbox.session(port=served.port) as session:
@@ -35,6 +34,7 @@ async def test_programs_reach_the_port_and_no_other_and_so_does_their_shell(sand
                 assert "ConnectionRefusedError" in (await stranger.python(f"{ASK}\nask({served.port}, b'hi')")).text
 
 
+@pytest.mark.starts
 async def test_a_flood_of_connections_waits_and_ends_with_the_box(sandbox: BoxSandbox) -> None:
     flood = """
 kept = []
@@ -55,6 +55,22 @@ for _ in range(200):
                 await anyio.sleep(0.01)
 
 
+@pytest.mark.starts
+async def test_connections_that_are_reset_at_once_harm_no_other(sandbox: BoxSandbox) -> None:
+    resets = """
+import struct
+for _ in range(300):
+    with socket.create_connection(("127.0.0.1", PORT)) as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+assert ask(PORT, b"hi") == b"hi"
+"""
+    with anyio.fail_after(DEADLINE_S):
+        async with echo() as served, sandbox.session(port=served.port) as session:
+            said = await session.python(ASK + resets.replace("PORT", str(served.port)))
+            assert said.is_success, said.text
+
+
+@pytest.mark.starts
 async def test_a_cancelled_session_closes_its_way(sandbox: BoxSandbox) -> None:
     with anyio.fail_after(DEADLINE_S):
         async with echo() as served:

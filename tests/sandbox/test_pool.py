@@ -17,9 +17,8 @@ from agentrl_sandbox.base import BoxSandbox
 from agentrl_sandbox.unsafe import open_unsafe_process
 from tests.support.leftovers import processes_with
 
-pytestmark = pytest.mark.starts
 
-
+@pytest.mark.starts
 async def test_a_pool_runs_as_many_at_a_time_as_it_may_and_counts_the_wait(sandbox: BoxSandbox) -> None:
     pool = SandboxPool(sandbox, max_running=2)
     results: list[Result] = []
@@ -35,6 +34,7 @@ async def test_a_pool_runs_as_many_at_a_time_as_it_may_and_counts_the_wait(sandb
     assert all(result.is_success for result in results)
 
 
+@pytest.mark.starts
 async def test_a_cancelled_caller_frees_its_slot(sandbox: BoxSandbox) -> None:
     pool = SandboxPool(sandbox, max_running=1, max_sessions=1)
     for _ in range(2):
@@ -47,6 +47,7 @@ async def test_a_cancelled_caller_frees_its_slot(sandbox: BoxSandbox) -> None:
     assert (await pool.run(Program(argv=("true",)))).is_success
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_many_runs_leave_nothing_behind(sandbox: BoxSandbox) -> None:
     pool, token = SandboxPool(sandbox), secrets.token_hex(8)
@@ -61,6 +62,7 @@ async def test_many_runs_leave_nothing_behind(sandbox: BoxSandbox) -> None:
             await anyio.sleep(0.05)
 
 
+@pytest.mark.starts
 async def test_a_run_file_opens_the_sandbox_that_it_names(sandbox: BoxSandbox) -> None:
     del sandbox
     async with open_sandbox(SandboxConfig(limits=Limits(wall_s=0.2), max_running=1)) as pool:
@@ -77,6 +79,7 @@ async def test_the_opt_out_says_that_it_is_unsafe_each_time(capfd: pytest.Captur
     assert capfd.readouterr().err.count("UNSAFE: the sandbox `unsafe_process` isolates nothing") == 2
 
 
+@pytest.mark.starts
 async def test_an_episode_that_used_the_opt_out_has_a_metric_of_it(sandbox: BoxSandbox) -> None:
     unsafe, program = open_unsafe_process(), Program(argv=("true",))
     with watch_metrics() as noted:
@@ -87,6 +90,7 @@ async def test_an_episode_that_used_the_opt_out_has_a_metric_of_it(sandbox: BoxS
     assert noted == {"unsafe_sandbox": 1.0}
 
 
+@pytest.mark.starts
 async def test_the_opt_out_keeps_the_same_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     unsafe = open_unsafe_process(limits=Limits(wall_s=60))

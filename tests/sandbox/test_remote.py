@@ -18,14 +18,12 @@ from pydantic import ValidationError
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl_sandbox import SandboxConfig, open_sandbox, open_warm_python
 from agentrl_sandbox.base import BoxSandbox
-from agentrl_sandbox.hosts.sandbox_server import serving_sandbox
 from agentrl_sandbox.remote import open_remote
 from agentrl_sandbox.session import diff_snapshots
 from agentrl_sandbox.types import Ending, Limits, Program, python_program
+from tests.support.hosts import serving_sandbox
 from tests.support.leftovers import processes_with
 from tests.support.ports import later_port
-
-pytestmark = pytest.mark.starts
 
 PATIENT = Limits(wall_s=60)
 """Of programs that end by themselves, however busy the machine is."""
@@ -49,6 +47,7 @@ async def until_gone(token: str) -> None:
             await anyio.sleep(0.02)
 
 
+@pytest.mark.starts
 async def test_warm_programs_run_on_the_other_machine_and_nothing_else_does_beside_them(url: str) -> None:
     async with open_remote(url, api_key="key", limits=PATIENT) as remote:
         async with open_warm_python(remote, sessions=1) as warm:
@@ -58,6 +57,7 @@ async def test_warm_programs_run_on_the_other_machine_and_nothing_else_does_besi
                 await session.python("1")
 
 
+@pytest.mark.starts
 async def test_a_program_runs_as_it_does_here(url: str) -> None:
     async with open_remote(url, api_key="key", limits=PATIENT) as remote:
         assert (remote.name, remote.is_isolated) == ("remote bubblewrap", True)
@@ -81,6 +81,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.starts
 async def test_a_session_works_as_it_does_here(url: str) -> None:
     limits = Limits(memory_mb=160, wall_s=60)
     async with open_remote(url, api_key="key") as remote, remote.session(files={"a": b"1"}, limits=limits) as session:
@@ -94,6 +95,7 @@ async def test_a_session_works_as_it_does_here(url: str) -> None:
         assert (await session.shell("true")).ended is Ending.MEMORY
 
 
+@pytest.mark.starts
 async def test_what_a_gone_client_started_is_ended(url: str) -> None:
     token = secrets.token_hex(8)
     async with open_remote(url, api_key="key", limits=PATIENT) as remote:
@@ -110,6 +112,7 @@ async def test_what_a_gone_client_started_is_ended(url: str) -> None:
         await until_gone(token)
 
 
+@pytest.mark.starts
 async def test_an_idle_session_ends(sandbox: BoxSandbox) -> None:
     token = secrets.token_hex(8)
     async with (
@@ -123,13 +126,19 @@ async def test_an_idle_session_ends(sandbox: BoxSandbox) -> None:
             await session.shell("true")
 
 
+@pytest.mark.starts
 async def test_every_route_asks_for_the_key(url: str) -> None:
     routes = [
-        ("GET", "/health"),
+        ("GET", "/state"),
+        ("POST", "/state"),
         ("POST", "/run"),
         ("POST", "/sessions"),
         ("POST", "/sessions/x"),
+        ("GET", "/sessions/x/port"),
         ("DELETE", "/sessions/x"),
+        ("POST", "/benches"),
+        *(("POST", f"/benches/x/{name}") for name in ("add", "keep", "changed", "read", "snapshot", "restore", "sessions")),
+        ("DELETE", "/benches/x"),
     ]
     async with aiohttp.ClientSession() as http:
         for method, path in routes:
@@ -141,6 +150,7 @@ async def test_every_route_asks_for_the_key(url: str) -> None:
             pass
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     "body",
     [
@@ -161,8 +171,9 @@ async def test_a_bad_request_is_refused(url: str, body: str) -> None:
         assert "error" in await response.json()
 
 
+@pytest.mark.starts
 async def test_a_server_that_is_not_there_is_a_fault(sandbox: BoxSandbox) -> None:
-    with pytest.raises(ConfigError, match=r"start one with `python -m agentrl_sandbox.hosts.sandbox_server`"):
+    with pytest.raises(ConfigError, match="start one with `agentrl sandbox-host`"):
         async with open_remote(f"http://127.0.0.1:{later_port()}"):
             pass
     with pytest.raises(ConfigError, match="can be reached from other machines"):
@@ -170,6 +181,7 @@ async def test_a_server_that_is_not_there_is_a_fault(sandbox: BoxSandbox) -> Non
             pass
 
 
+@pytest.mark.starts
 async def test_the_server_runs_as_a_program_that_a_run_file_names(
     sandbox: BoxSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

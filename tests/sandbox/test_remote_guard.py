@@ -15,11 +15,11 @@ import pytest
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl_sandbox import SandboxConfig, open_sandbox
 from agentrl_sandbox.base import BoxSandbox
-from agentrl_sandbox.hosts.sandbox_server import MAX_LIMITS, main, serving_sandbox
+from agentrl_sandbox.hosts.command import sandbox_host_command
+from agentrl_sandbox.hosts.server import MAX_LIMITS
 from agentrl_sandbox.remote import open_remote
 from agentrl_sandbox.types import Limits, Program, python_program
-
-pytestmark = pytest.mark.starts
+from tests.support.hosts import serving_sandbox
 
 PROGRAM = {"argv": ["true"]}
 JSON = {"Content-Type": "application/json"}
@@ -39,6 +39,7 @@ async def _post(url: str, path: str, body: bytes | object, **headers: str) -> tu
         return response.status, str((await response.json()).get("error", ""))
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("headers", "why"),
     [
@@ -58,6 +59,7 @@ async def test_without_a_key_a_web_page_starts_no_program(sandbox: BoxSandbox, h
             assert (await remote.run(python_program("print(1)"))).text == "1"
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("site", "expected"), [(None, 200), ("none", 200), ("same-origin", 200), ("same-site", 403), ("cross-site", 403)]
 )
@@ -68,11 +70,12 @@ async def test_without_a_key_no_other_site_reads_what_the_server_is(
     async with (
         serving_sandbox(sandbox) as url,
         aiohttp.ClientSession() as http,
-        http.get(url + "/health", headers=headers) as response,
+        http.get(url + "/state", headers=headers) as response,
     ):
         assert response.status == expected
 
 
+@pytest.mark.starts
 async def test_a_compressed_body_is_refused_before_it_grows(sandbox: BoxSandbox) -> None:
     async with serving_sandbox(sandbox, api_key="key") as url:
         body = gzip.compress(b" " * (64 << 20))
@@ -80,6 +83,7 @@ async def test_a_compressed_body_is_refused_before_it_grows(sandbox: BoxSandbox)
     assert (status, said) == (415, "Content-Encoding 'gzip' is not read here: send the body as it is")
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("sent", [b"POST /run HTTP/1.1\r\nHost: local", b"POST /run HTTP/1.1\r\nHost: localhost\r\n%s{"])
 async def test_a_request_that_is_never_finished_ends(sandbox: BoxSandbox, sent: bytes) -> None:
     rest = b"Content-Type: application/json\r\nContent-Length: 400\r\n\r\n"
@@ -93,6 +97,7 @@ async def test_a_request_that_is_never_finished_ends(sandbox: BoxSandbox, sent: 
                 await stream.receive()
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("name", list(dict(MAX_LIMITS)))
 async def test_a_limit_over_the_servers_maximum_is_refused_by_name(sandbox: BoxSandbox, name: str) -> None:
     most = dict(MAX_LIMITS)[name]
@@ -100,12 +105,11 @@ async def test_a_limit_over_the_servers_maximum_is_refused_by_name(sandbox: BoxS
     async with serving_sandbox(sandbox) as url:
         for path, body in (("/run", {**PROGRAM, "limits": over}), ("/sessions", {"limits": over})):
             status, said = await _post(url, path, body)
-            assert (status, f"limits.{name}: expected at most {most:g}, the most of this server" in said) == (400, True), (
-                said
-            )
+            assert (status, f"limits.{name}: expected at most {most:g}, the most of this host" in said) == (400, True), said
         assert (await _post(url, "/run", {**PROGRAM, "limits": {name: most}}))[0] in (200, 503)
 
 
+@pytest.mark.starts
 async def test_a_caller_without_limits_gets_no_more_than_the_servers_maxima(sandbox: BoxSandbox) -> None:
     maxima = MAX_LIMITS.model_copy(update={"processes": 16, "open_files": 32})
     command = "ulimit -n; ulimit -u; ulimit -v"
@@ -113,7 +117,7 @@ async def test_a_caller_without_limits_gets_no_more_than_the_servers_maxima(sand
         async with http.post(url + "/run", json={"argv": ["bash", "-c", command]}) as response:
             ran = base64.b64decode((await response.json())["stdout"])
         async with http.post(url + "/sessions", json={}) as response:
-            name = (await response.json())["session"]
+            name = (await response.json())["name"]
         call = {"request": {"do": "shell", "text": command, "timeout_s": 60}, "timeout_s": 68}
         async with http.post(f"{url}/sessions/{name}", json=call) as response:
             called = base64.b64decode((await response.json())["stdout"])
@@ -121,6 +125,7 @@ async def test_a_caller_without_limits_gets_no_more_than_the_servers_maxima(sand
     assert (ran.split(), called.split()) == ([b"32", b"16", b"%d" % own],) * 2
 
 
+@pytest.mark.starts
 async def test_a_client_learns_at_once_that_its_limits_are_over_the_servers(sandbox: BoxSandbox) -> None:
     async with serving_sandbox(sandbox, maxima=MAX_LIMITS.model_copy(update={"memory_mb": 256})) as url:
         with pytest.raises(
@@ -130,6 +135,7 @@ async def test_a_client_learns_at_once_that_its_limits_are_over_the_servers(sand
                 pass
 
 
+@pytest.mark.starts
 async def test_no_more_sessions_open_than_the_server_allows(sandbox: BoxSandbox) -> None:
     limits = Limits(wall_s=60)
     async with serving_sandbox(sandbox, max_sessions=1) as url, open_remote(url, limits=limits) as remote:
@@ -141,6 +147,7 @@ async def test_no_more_sessions_open_than_the_server_allows(sandbox: BoxSandbox)
             assert (await second.python("2 + 2")).text == "4"
 
 
+@pytest.mark.starts
 async def test_a_session_waits_for_one_that_ends(sandbox: BoxSandbox) -> None:
     limits = Limits(wall_s=60)
     async with (
@@ -160,6 +167,7 @@ async def test_a_session_waits_for_one_that_ends(sandbox: BoxSandbox) -> None:
             assert (await first.python("1 + 1")).text == "2"
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("timeout_s", ["-1", "1e9"])
 async def test_a_call_takes_no_longer_than_the_server_allows(sandbox: BoxSandbox, timeout_s: str) -> None:
     async with serving_sandbox(sandbox) as url:
@@ -170,6 +178,7 @@ async def test_a_call_takes_no_longer_than_the_server_allows(sandbox: BoxSandbox
 DEEP = b'{"request": %s, "timeout_s": 1}' % (b"[" * 200_000 + b"]" * 200_000)
 
 
+@pytest.mark.starts
 async def test_json_that_is_nested_too_deeply_is_the_callers_error(sandbox: BoxSandbox) -> None:
     async with serving_sandbox(sandbox) as url:
         for path in ("/run", "/sessions", "/sessions/x"):
@@ -177,6 +186,7 @@ async def test_json_that_is_nested_too_deeply_is_the_callers_error(sandbox: BoxS
         assert (await _post(url, "/run", PROGRAM))[0] == 200
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     "program",
     [
@@ -192,6 +202,7 @@ async def test_a_command_that_no_kernel_starts_is_the_callers_error(sandbox: Box
         assert (status, "pass the data as a file or standard input" in said) == (400, True), said
 
 
+@pytest.mark.starts
 async def test_the_longest_command_that_is_taken_runs(sandbox: BoxSandbox) -> None:
     words = ["x" * 130_000] * 7 + ["y" * 1000] * 100
     async with serving_sandbox(sandbox) as url, open_remote(url, limits=Limits(wall_s=60)) as remote:
@@ -199,13 +210,16 @@ async def test_the_longest_command_that_is_taken_runs(sandbox: BoxSandbox) -> No
         assert (result.stdout, result.stderr) == (b"107\n", b"")
 
 
-async def test_the_maxima_are_options_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--max", "memory=5"]) == 2
-    assert "--max memory=5: expected LIMIT=NUMBER, where LIMIT is one of wall_s, cpu_s, memory_mb" in capsys.readouterr().err
-    assert main(["--max", "memory_mb=many"]) == 2
-    assert "memory_mb" in capsys.readouterr().err
+def test_the_maxima_are_options_of_the_command() -> None:
+    with pytest.raises(
+        ConfigError, match="--max memory=5: expected LIMIT=NUMBER, where LIMIT is one of wall_s, cpu_s, memory_mb"
+    ):
+        sandbox_host_command(max=("memory=5",))
+    with pytest.raises(ConfigError, match="memory_mb"):
+        sandbox_host_command(max=("memory_mb=many",), containers=False)
 
 
+@pytest.mark.starts
 async def test_a_pool_of_a_run_meets_a_server_that_is_full(sandbox: BoxSandbox) -> None:
     async with (
         serving_sandbox(sandbox, max_sessions=1) as url,

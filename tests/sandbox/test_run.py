@@ -15,8 +15,6 @@ from agentrl_sandbox.base import BoxSandbox
 from agentrl_sandbox.types import Ending, Limits, Program, Result, python_program
 from tests.support.leftovers import processes_with
 
-pytestmark = pytest.mark.starts
-
 # Runs the sandbox as an ordinary user; it drops root after its imports, since the tests' own Python may be root's alone.
 ORDINARY = """
 import os, sys
@@ -47,6 +45,7 @@ anyio.run(main)
 """
 
 
+@pytest.mark.starts
 async def test_a_program_gets_its_arguments_files_input_and_variables(sandbox: BoxSandbox) -> None:
     source = """import os, sys, helper
 print(sys.argv[1:], sys.stdin.read(), open('data/a b.txt').read(), helper.X, os.environ['MODE'])"""
@@ -62,6 +61,7 @@ print(sys.argv[1:], sys.stdin.read(), open('data/a b.txt').read(), helper.X, os.
     assert result.wall_s > 0
 
 
+@pytest.mark.starts
 async def test_exit_status_and_both_outputs_come_back(sandbox: BoxSandbox) -> None:
     result = await sandbox.run(Program(argv=("sh", "-c", "echo out; echo err >&2; exit 3")))
     assert (result.ended, result.exit_status, result.signal) == (Ending.EXITED, 3, None)
@@ -69,18 +69,21 @@ async def test_exit_status_and_both_outputs_come_back(sandbox: BoxSandbox) -> No
     assert result.text == "out\nerr\n[exit status 3]"
 
 
+@pytest.mark.starts
 async def test_a_program_opens_its_standard_streams_by_name(sandbox: BoxSandbox) -> None:
     source = "open('/dev/stdout', 'w').write(open('/dev/stdin').read()); open('/dev/stderr', 'w').write('err')"
     result = await sandbox.run(python_program(source, stdin=b"in"))
     assert (result.text, result.is_success) == ("in\nerr", True)
 
 
+@pytest.mark.starts
 async def test_a_command_that_does_not_exist_is_the_program_s_failure(sandbox: BoxSandbox) -> None:
     result = await sandbox.run(Program(argv=("no-such-command",)))
     assert (result.ended, result.is_success) == (Ending.EXITED, False)
     assert b"no-such-command" in result.stderr
 
 
+@pytest.mark.starts
 async def test_two_runs_at_a_time_share_nothing(sandbox: BoxSandbox) -> None:
     results: dict[int, Result] = {}
 
@@ -94,6 +97,7 @@ async def test_two_runs_at_a_time_share_nothing(sandbox: BoxSandbox) -> None:
     assert {result.text for result in results.values()} <= {"['main.py', 'n']", "['n', 'main.py']"}
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("after_s", [0.0, 0.005, 0.02, 0.2])
 async def test_cancelled_at_any_time_a_run_leaves_no_process(sandbox: BoxSandbox, after_s: float) -> None:
     token = secrets.token_hex(8)
@@ -104,6 +108,7 @@ async def test_cancelled_at_any_time_a_run_leaves_no_process(sandbox: BoxSandbox
     assert processes_with(token) == []
 
 
+@pytest.mark.starts
 async def test_a_limit_of_one_call_replaces_the_sandbox_s_own(sandbox: BoxSandbox) -> None:
     program = Program(argv=("sleep", "60"))
     result = await sandbox.run(program, Limits(wall_s=0.1))
@@ -127,6 +132,7 @@ def test_a_program_that_cannot_be_started_is_refused() -> None:
         python_program("", files={f"{number}": b"" for number in range(300)})
 
 
+@pytest.mark.starts
 @pytest.mark.usefixtures("sandbox")
 def test_an_ordinary_user_runs_programs_as_root_does() -> None:
     root = Path(__file__).parents[2]

@@ -14,8 +14,6 @@ from agentrl_sandbox.bubblewrap import open_bubblewrap
 from agentrl_sandbox.bubblewrap.host import Host, find_host
 from agentrl_sandbox.bubblewrap.selftest import advice
 
-pytestmark = pytest.mark.starts
-
 WEAK = Path(__file__).parents[1] / "support" / "weak_bwrap.py"
 
 
@@ -38,6 +36,7 @@ def executable(path: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("wall", "said"),
     [
@@ -56,12 +55,14 @@ async def test_a_missing_wall_is_named(host: Host, folder: Path, wall: str, said
         await open_bubblewrap(bwrap=weak)
 
 
+@pytest.mark.starts
 async def test_a_bubblewrap_that_isolates_nothing_is_refused(host: Host, folder: Path) -> None:
     weak = executable(folder / "bwrap-everything", WEAK.read_text().replace("/usr/bin/bwrap", host.bwrap))
     with pytest.raises(ConfigError, match="sandbox"):
         await open_bubblewrap(bwrap=weak)
 
 
+@pytest.mark.starts
 async def test_a_kernel_without_user_namespaces_is_named(host: Host, folder: Path) -> None:
     del host
     said = "bwrap: No permissions to create new namespace"
@@ -90,12 +91,14 @@ def test_a_missing_bubblewrap_is_refused_with_the_way_to_install_it() -> None:
         find_host(bwrap="/nowhere/bwrap")
 
 
+@pytest.mark.starts
 def test_a_bubblewrap_that_is_too_old_is_refused(folder: Path) -> None:
     script = executable(folder / "bwrap", "#!/bin/sh\necho bubblewrap 0.4.1\n")
     with pytest.raises(ConfigError, match=r"is bubblewrap 0\.4\.1, 0\.8\.0 is the oldest that works"):
         find_host(bwrap=script)
 
 
+@pytest.mark.starts
 def test_a_python_outside_of_what_is_shown_is_refused(host: Host, folder: Path) -> None:
     del host
     python = executable(folder / "python3", "#!/bin/sh\n")

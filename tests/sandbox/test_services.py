@@ -11,8 +11,6 @@ from agentrl_sandbox.containers.services.docker_service import container_argumen
 from agentrl_sandbox.docker import Docker
 from agentrl_sandbox.types import Program
 
-pytestmark = pytest.mark.starts
-
 IMAGE = "debian:12"
 
 

@@ -21,8 +21,6 @@ from agentrl_sandbox.containers.layer_archive import unpack_layer
 from agentrl_sandbox.containers.services.layer_bytes import names_at_top
 from agentrl_sandbox.containers.unpack import unpack_image
 
-pytestmark = pytest.mark.starts
-
 OWN = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "amd64")
 
 
@@ -89,6 +87,7 @@ def open_to_containers(folder: Path) -> None:
             part.chmod(part.stat().st_mode | 0o011)
 
 
+@pytest.mark.starts
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", ["docker save", "OCI layout"])
 async def test_a_container_over_an_unpacked_image_has_its_files_and_no_other(tmp_path: Path, kind: str) -> None:

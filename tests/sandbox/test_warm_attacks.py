@@ -18,8 +18,6 @@ from agentrl_sandbox.unsafe import open_unsafe_process
 from tests.support.submissions import Submission, read_submissions
 from tests.support.warm import warm_parents
 
-pytestmark = pytest.mark.starts
-
 HELP = """
 import ctypes, fcntl, glob, json, mmap, os, platform, resource, signal, socket, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -122,10 +120,12 @@ async def check_attacks(sandbox: BoxSandbox, chosen: list[Submission]) -> None:
     assert changed == {}
 
 
+@pytest.mark.starts
 async def test_attacks_change_no_other_program(sandbox: BoxSandbox) -> None:
     await check_attacks(sandbox, attacks(QUICK))
 
 
+@pytest.mark.starts
 @pytest.mark.long
 async def test_no_attack_of_the_table_changes_another_program(sandbox: BoxSandbox) -> None:
     await check_attacks(sandbox, attacks(None))
@@ -144,15 +144,18 @@ async def check_grades(sandbox: BoxSandbox, chosen: list[Submission]) -> None:
     assert {name: found for name, found in rewards.items() if found != [0.0, 1.0, 0.0, 1.0]} == {}
 
 
+@pytest.mark.starts
 async def test_submissions_that_attack_change_no_grade(sandbox: BoxSandbox) -> None:
     await check_grades(sandbox, attacks(QUICK))
 
 
+@pytest.mark.starts
 @pytest.mark.long
 async def test_no_submission_of_the_table_changes_a_grade(sandbox: BoxSandbox) -> None:
     await check_grades(sandbox, attacks(None))
 
 
+@pytest.mark.starts
 async def test_a_main_thread_that_ends_before_its_program_leaves_nothing(sandbox: BoxSandbox) -> None:
     source = "threading.Thread(target=spoil).start()\nend_main_thread()"
     async with open_warm_python(sandbox, limits=Limits(wall_s=2.0), sessions=1) as warm:
@@ -160,6 +163,7 @@ async def test_a_main_thread_that_ends_before_its_program_leaves_nothing(sandbox
         assert (await warm.run(python_program("print('wrong')"), Limits(wall_s=60))).stdout == b"wrong\n"
 
 
+@pytest.mark.starts
 async def test_a_program_finds_no_other_one_in_its_memory(sandbox: BoxSandbox) -> None:
     token = secrets.token_hex(16)
     search = """
@@ -193,6 +197,7 @@ def lower_limits(host: Host, pid: int, *limits: str) -> None:
     subprocess.run([*host.entry(int(uid)), host.prlimit, f"--pid={pid}", *limits], check=True)
 
 
+@pytest.mark.starts
 async def test_limits_of_the_warm_interpreter_that_were_lowered_reach_no_program(host: Host, sandbox: BoxSandbox) -> None:
     limits = Limits(wall_s=60, num_files=3_771)
     async with open_warm_python(sandbox, limits=limits, sessions=1) as warm:
@@ -206,6 +211,7 @@ async def test_limits_of_the_warm_interpreter_that_were_lowered_reach_no_program
         assert warm_parents(limits) != [parent]  # it could not
 
 
+@pytest.mark.starts
 async def test_a_program_that_ends_its_own_init_is_killed_and_no_fault(sandbox: BoxSandbox) -> None:
     source = "resource.prlimit(1, resource.RLIMIT_CPU, (0, 0))\nwhile True: os.kill(1, 0) or os.wait3(os.WNOHANG)"
     starve = "resource.prlimit(1, resource.RLIMIT_AS, (1, 1))\nos._exit(3)"
@@ -221,6 +227,7 @@ async def test_a_backend_that_cannot_part_programs_refuses_a_warm_start() -> Non
             pass
 
 
+@pytest.mark.starts
 async def test_a_machine_that_refuses_inner_namespaces_refuses_a_warm_start(sandbox: BoxSandbox, tmp_path: Path) -> None:
     del sandbox
     path = tmp_path / "bwrap"

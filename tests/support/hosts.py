@@ -7,7 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any
+
+from agentrl_sandbox.base import Sandbox
+from agentrl_sandbox.hosts.server import HostOptions, serving_host
 
 HOST_KEY = "a key for hosts"
 
@@ -25,3 +29,14 @@ def running_host(*options: str) -> Generator[tuple[str, subprocess.Popen[bytes]]
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+def serving_sandbox(
+    sandbox: Sandbox,
+    *,
+    host: str = "127.0.0.1",
+    api_key: str | None = None,
+    **options: Any,  # noqa: ANN401
+) -> AbstractAsyncContextManager[str]:
+    """Serve a sandbox by a host without containers that has these options."""
+    return serving_host(HostOptions(**options), sandbox=sandbox, host=host, api_key=api_key)

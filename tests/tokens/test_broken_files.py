@@ -14,8 +14,6 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.tokens.template.rendering import ChatTemplate
 from tests.rollout.harness import make_renderer
 
-pytestmark = pytest.mark.starts
-
 BOUNDED = r"""
 import re, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (4_000_000_000, 4_000_000_000))
@@ -80,6 +78,7 @@ def test_brackets_without_end_are_a_config_error(tmp_path: Path, file: str) -> N
         Renderer.load(tmp_path)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     "source",
     [

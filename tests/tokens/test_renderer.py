@@ -17,8 +17,6 @@ from agentrl.tokens.renderer import EncodedConversation, Renderer
 from tests.tokens.dialogues import ONE, SHAPES, TOOL, TWO, assistant, call, calls, result, system, user
 from tests.tokens.families import FAMILIES, write_family
 
-pytestmark = pytest.mark.starts
-
 
 def sampled_text(renderer: Renderer, encoded: EncodedConversation) -> list[str]:
     """Return the text of each stretch under the mask."""
@@ -301,6 +299,7 @@ def test_only_text_can_be_rendered(renderer_of: Callable[..., Renderer]):
         renderer.plain([{"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}])
 
 
+@pytest.mark.starts
 def test_the_package_imports_neither_torch_nor_transformers():
     code = (
         "import sys, agentrl.tokens.graph, agentrl.tokens.renderer, agentrl.tokens.verify\n"

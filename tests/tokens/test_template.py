@@ -16,8 +16,6 @@ from agentrl.tokens.template.rendering import ChatTemplate
 from tests.tokens.dialogues import SHAPES, TOOL, user
 from tests.tokens.families import FAMILIES
 
-pytestmark = pytest.mark.starts
-
 
 def template(source: str, max_chars: int = 10**6, max_seconds: float = 10.0) -> ChatTemplate:
     return ChatTemplate(

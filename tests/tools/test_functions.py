@@ -15,8 +15,6 @@ from pydantic import BaseModel
 from agentrl.client.tools import Tool, ToolError, reply_to, tool
 from agentrl.errors import EnvironmentFault, EpisodeLimit
 
-pytestmark = pytest.mark.starts
-
 
 @tool
 def calc(a: int, op: Literal["+", "-", "*"], b: int = 2) -> str:

@@ -17,8 +17,6 @@ from agentrl.env import watch_faults
 from agentrl.errors import EnvironmentFault
 from tests.support import process_tools
 
-pytestmark = pytest.mark.starts
-
 PATIENCE_S = 60
 
 
@@ -26,6 +24,7 @@ def call(name: str, **arguments: object) -> dict[str, Any]:
     return {"id": "c1", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
 
 
+@pytest.mark.starts
 async def test_a_function_and_a_tool_run_in_a_process_that_is_kept() -> None:
     assert await agentrl.in_process(process_tools.add, 2, 3) == 5
     replies = [await process_tools.factor.reply(call("factor", number=4, limits=[1])) for _ in range(2)]
@@ -35,6 +34,7 @@ async def test_a_function_and_a_tool_run_in_a_process_that_is_kept() -> None:
     assert first["process"] != os.getpid()
 
 
+@pytest.mark.starts
 async def test_what_the_model_writes_is_answered_as_in_a_thread() -> None:
     for arguments, says in [
         ({"number": "x"}, "Error: wrong arguments for factor: number"),
@@ -47,6 +47,7 @@ async def test_what_the_model_writes_is_answered_as_in_a_thread() -> None:
         await in_process(process_tools.refuse)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_tool_that_hangs_is_killed_at_its_timeout_and_the_next_call_works() -> None:
     with watch_faults() as faults:
@@ -56,6 +57,7 @@ async def test_a_tool_that_hangs_is_killed_at_its_timeout_and_the_next_call_work
     assert list(faults) == ["tool stuck"]
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_cancelled_call_ends_its_process(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
@@ -86,12 +88,14 @@ async def test_a_function_without_a_name_to_import_is_refused_before_anything_st
         await in_process(process_tools.add, object(), 1)  # pyright: ignore[reportArgumentType] - the error is tested
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_function_that_runs_out_of_memory_is_a_fault_with_the_fix() -> None:
     with pytest.raises(EnvironmentFault, match=r"exhaust: the function ran out of memory; give it less work in one call"):
         await in_process(process_tools.exhaust)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_function_that_hangs_ends_with_the_programs_that_it_started(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"

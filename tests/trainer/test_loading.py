@@ -22,8 +22,6 @@ from tests.support.ranks import on_ranks
 from tests.support.tiny import tiny_checkpoint
 from tests.trainer.helpers import load_plain
 
-pytestmark = pytest.mark.starts
-
 _CPU = torch.device("cpu")
 _IDS = np.arange(1, 12, dtype=np.int32)
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -130,6 +128,7 @@ _FORMS = [
 ]
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("form", _FORMS, ids=lambda form: form.__name__.strip("_"))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_one_process_has_every_bit_of_what_transformers_loads(tmp_path: Path, form: Any) -> None:  # noqa: ANN401 - a function above
@@ -137,6 +136,7 @@ def test_one_process_has_every_bit_of_what_transformers_loads(tmp_path: Path, fo
     assert weights_of(Ranks(), path) == _loaded_by_transformers(path)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("mesh", "forms"),
     [

@@ -33,8 +33,6 @@ from tests.support.tiny import Architecture, tiny_checkpoint
 from tests.trainer.helpers import full_logprobs, load_plain, random_batch, save_checkpoint, state_bytes
 from tests.trainer.parallel.steps import IDS, assert_same, make_trainer, three_steps
 
-pytestmark = pytest.mark.starts
-
 LORA: dict[str, Any] = {"lora": {"rank": 4, "alpha": 8}, "lr": 1e-2}
 
 
@@ -164,6 +162,7 @@ def test_a_checkpoint_holds_the_adapter_and_continues_bit_for_bit(tmp_path: Path
     assert not (tmp_path / "saved" / "model.safetensors").exists()
 
 
+@pytest.mark.starts
 def test_two_processes_continue_bit_for_bit_from_one_file(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model")
     expected = on_ranks(2, saved_state, path, tmp_path / "saved")
@@ -172,6 +171,7 @@ def test_two_processes_continue_bit_for_bit_from_one_file(tmp_path: Path) -> Non
 
 
 # PEFT 0.21 asks transformers by a name that transformers 5.20 has deprecated.
+@pytest.mark.starts
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("arch", ["qwen2", "qwen3", "llama"])
 def test_a_checkpoint_loads_in_peft_with_the_log_probs_of_the_trainer(tmp_path: Path, arch: Architecture) -> None:
@@ -190,6 +190,7 @@ def test_a_checkpoint_loads_in_peft_with_the_log_probs_of_the_trainer(tmp_path: 
     assert np.abs(ours - base).max() > 1e-2
 
 
+@pytest.mark.starts
 def test_an_adapter_of_another_base_is_refused_by_its_digest(tmp_path: Path) -> None:
     path, other = tiny_checkpoint(tmp_path / "model"), tiny_checkpoint(tmp_path / "other", seed=1)
     save_checkpoint(trained_one_step(path, LORA), tmp_path / "saved")
@@ -197,6 +198,7 @@ def test_an_adapter_of_another_base_is_refused_by_its_digest(tmp_path: Path) -> 
         restored_state(Ranks(), other, tmp_path / "saved")
 
 
+@pytest.mark.starts
 def test_an_altered_description_of_the_adapter_is_damage(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model")
     save_checkpoint(trained_one_step(path, LORA), tmp_path / "saved")
@@ -220,6 +222,7 @@ def published_files(ranks: Ranks, path: Path, saved: Path, folder: Path) -> dict
     return {file.name: file.read_bytes() for file in Path(publication.path).iterdir()}
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("mesh", [MeshShape(tp=2), MeshShape(dp=2)], ids=str)
 def test_a_mesh_publishes_the_bytes_of_one_process_as_safetensors_and_json(tmp_path: Path, mesh: MeshShape) -> None:
     path, saved = tiny_checkpoint(tmp_path / "model"), tmp_path / "saved"
@@ -232,6 +235,7 @@ def test_a_mesh_publishes_the_bytes_of_one_process_as_safetensors_and_json(tmp_p
     assert alone[ADAPTER_WEIGHTS_FILE] == (saved / ADAPTER_WEIGHTS_FILE).read_bytes()
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("given", ["all", "all-linear", ["q_proj", "v_proj"]])
 def test_files_and_flags_of_servers_list_targets_by_the_names_of_the_layers(tmp_path: Path, given: str | list[str]) -> None:
     path = tiny_checkpoint(tmp_path / "model")
@@ -250,6 +254,7 @@ def test_files_and_flags_of_servers_list_targets_by_the_names_of_the_layers(tmp_
     assert flags[at : at + len(listed)] == listed
 
 
+@pytest.mark.starts
 def test_settings_that_differ_from_those_of_the_checkpoint_are_named(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model")
     save_checkpoint(trained_one_step(path, LORA), tmp_path / "adapter")
@@ -265,24 +270,28 @@ def test_settings_that_differ_from_those_of_the_checkpoint_are_named(tmp_path: P
         make_trainer(Ranks(), path, LORA).restore(whole)
 
 
+@pytest.mark.starts
 def test_a_rank_above_the_size_of_a_layer_is_refused(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model")
     with pytest.raises(ConfigError, match=r"trainer\.lora\.rank: 20 is above .*k_proj.* at most 16"):
         PolicyModel(path, device=torch.device("cpu"), lora=LoraConfig(rank=20))
 
 
+@pytest.mark.starts
 def test_targets_that_match_no_layer_are_refused_with_those_that_there_are() -> None:
     module = torch.nn.ModuleDict({"q_proj": torch.nn.Linear(8, 8), "norm": torch.nn.LayerNorm(8)})
     with pytest.raises(ConfigError, match=r"trainer\.lora\.targets: the model has no linear layer up_proj; it has q_proj"):
         add_adapters(module, LoraConfig(rank=2, targets=("up_proj",)), None, "the model")
 
 
+@pytest.mark.starts
 def test_a_pattern_that_matches_nothing_is_refused(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model")
     with pytest.raises(ConfigError, match=r"trainer\.trainable: 'visual' matches no weight"):
         PolicyModel(path, device=torch.device("cpu"), trainable="visual")
 
 
+@pytest.mark.starts
 def test_targets_are_layers_or_all_of_them_and_dropout_is_0() -> None:
     assert len(LoraConfig.model_validate({"targets": "all-linear", "dropout": 0}).targets) == 7
     for given in (["qkv"], ["all-linear"], "q_proj|v_proj", [".*_proj"]):  # neither fused names nor patterns

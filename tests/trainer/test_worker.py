@@ -44,8 +44,6 @@ from agentrl.trainer.worker.protocol import (
 from agentrl.weights.types import GroupRequest
 from tests.trainer.helpers import random_batch
 
-pytestmark = pytest.mark.starts
-
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -84,6 +82,7 @@ def _replies(data: bytes) -> list[WorkerReply]:
     return [decode_reply(body)[1] for body in FrameBuffer().cut(data) if body]
 
 
+@pytest.mark.starts
 def test_it_ends_when_its_input_closes() -> None:
     assert _serve(b"") == []
 
@@ -227,6 +226,7 @@ def test_input_that_is_not_a_frame_ends_it_with_an_error() -> None:
         _serve(b"GET / HTTP/1.1\r\n\r\n")
 
 
+@pytest.mark.starts
 def test_prints_of_python_and_of_native_code_do_not_touch_the_replies() -> None:
     program = (
         "import os; from agentrl.trainer.worker import process; process.main(); print('noise'); os.write(1, b'native noise')"

@@ -18,8 +18,6 @@ from agentrl_viewer.view.data import RunData
 from agentrl_viewer.view.export import write_episode
 from tests.support.synthetic_run import HOSTILE
 
-pytestmark = pytest.mark.starts
-
 AGENTRL = [sys.executable, "-m", "agentrl", "view"]
 
 
@@ -28,6 +26,7 @@ def carried(file: Path) -> dict[str, object]:
     return orjson.loads(text)
 
 
+@pytest.mark.starts
 def test_the_command_serves_until_it_is_interrupted(run_dir: Path) -> None:
     command = [*AGENTRL, str(run_dir), "--no-open", "--episode", "8.0.0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as viewer:
@@ -66,6 +65,7 @@ def test_an_episode_that_is_not_there_is_refused(run_dir: Path, tmp_path: Path) 
         write_episode(RunData(run_dir), tmp_path / "episode.html", "99.9.9")
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

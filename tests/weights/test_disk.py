@@ -13,8 +13,6 @@ from agentrl.errors import TrainError, WeightSyncError
 from agentrl.weights.disk import atomic_directory, publish, read_manifest, verify_directory
 from agentrl.weights.tensors import RawTensor, model_checksum, tensor_checksum
 
-pytestmark = pytest.mark.starts
-
 _FULL_DISK = """
 import resource, sys
 from pathlib import Path
@@ -120,6 +118,7 @@ def test_what_a_writer_killed_while_replacing_left_aside_is_put_back(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.starts
 def test_a_full_disk_is_an_error_that_names_path_and_cause_and_leaves_earlier_versions(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", _FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True)
 

@@ -19,8 +19,6 @@ from agentrl.weights.tensors import RawTensor
 from agentrl.weights.types import GroupAddress, GroupRequest, Manifest
 from tests.weights.receivers import PATIENCE, Receiver
 
-pytestmark = pytest.mark.starts
-
 MakeSender = Callable[..., WeightSender]
 
 # A peer as torch's own helper makes it, with the store prefixed by the group's name first, as SGLang does.
@@ -264,6 +262,7 @@ def test_what_cannot_be_opened_names_the_field(changes: dict[str, object], field
         opened(sender(**changes))
 
 
+@pytest.mark.starts
 def test_a_group_made_by_torchs_own_helper_is_the_same_group(sender: MakeSender) -> None:
     source = sender()
     [address] = opened(source)

@@ -22,8 +22,6 @@ from agentrl_workflows.repositories.grading import hidden_tests
 from agentrl_workflows.repositories.project import files_as_bytes
 from tests.support.sandboxes import usable_host
 
-pytestmark = pytest.mark.starts
-
 ROOT = Path(__file__).parents[2]
 FOLDER = "examples/coding_clis/tasks"
 RUNS = sorted((ROOT / "examples" / "coding_clis").glob("*.yaml"))
@@ -44,6 +42,7 @@ def test_a_run_file_is_a_run_whose_tasks_hide_their_tests(path: Path) -> None:
     assert load_workflow(run.workflow, run.workflow_args).sandbox_config is not None  # pyright: ignore
 
 
+@pytest.mark.starts
 def test_the_patches_alone_pass_the_hidden_tests_and_what_a_cli_leaves_beside_them_does_not_count() -> None:
     usable_host()
     tasks = {task.id.removeprefix("repository-"): task for task in repository_tasks(FOLDER)}
@@ -62,6 +61,7 @@ def test_the_patches_alone_pass_the_hidden_tests_and_what_a_cli_leaves_beside_th
     assert anyio.run(grade) == [0.0, 1.0] * 3
 
 
+@pytest.mark.starts
 def test_a_program_mends_a_project_in_the_sandbox_and_the_hidden_tests_pay() -> None:
     usable_host()
     run = load_config(ROOT / "examples" / "coding_clis" / "codex.yaml")

@@ -18,8 +18,6 @@ from agentrl.types import StopReason, Trajectory
 from agentrl.workflow import load_workflow
 from agentrl_testing import call, play
 
-pytestmark = pytest.mark.starts
-
 TASK: dict[str, Any] = {"id": "t1", "question": 'Say "42"; it\'s $HOME.', "answer": "42"}
 ASK = """
 ask() {
@@ -38,6 +36,7 @@ def ran(script: str, replies: list[Any] | None = None, **settings: Any) -> Traje
 COMMAND = "agentrl_workflows.command:CommandWorkflow"
 
 
+@pytest.mark.starts
 def test_a_shell_script_with_curl_is_an_agent_whose_result_file_is_the_reward() -> None:
     script = "ask one; ask two > answer.json; grep -q 42 answer.json && echo '{\"reward\": 0.75}' > reward.json"
     found = ran(script, ["41", "42"], result="reward.json")
@@ -47,12 +46,14 @@ def test_a_shell_script_with_curl_is_an_agent_whose_result_file_is_the_reward() 
     verify(found)
 
 
+@pytest.mark.starts
 def test_a_program_that_the_run_file_trusts_posts_its_reward() -> None:
     script = """ask one; reward '{"reward": {"right": 1, "slow": -0.5}}'; echo 9 > reward.json"""
     found = ran(script, ["41"], rewards="all")
     assert (found.final_reward, found.reward_parts) == (0.5, {"right": 1.0, "slow": -0.5})
 
 
+@pytest.mark.starts
 def test_a_program_rewards_single_answers_by_their_ids() -> None:
     script = """
     id=$(ask one | sed 's/.*"id":"\\([^"]*\\)".*/\\1/')
@@ -62,16 +63,19 @@ def test_a_program_rewards_single_answers_by_their_ids() -> None:
     assert (found.turns[0].reward, found.final_reward) == (0.25, 1.0)
 
 
+@pytest.mark.starts
 def test_a_grader_gets_what_the_program_printed() -> None:
     found = ran("ask one; echo 'It is 42.'", ["42"], grader="agentrl_workflows.graders:number_matches")
     assert found.final_reward == 1.0
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(("status", "reward"), [(0, 1.0), (3, -1.0)])
 def test_an_exit_status_may_name_the_reward(status: int, reward: float) -> None:
     assert ran(f"ask one; exit {status}", ["42"], exit_rewards={0: 1.0, 3: -1.0}).final_reward == reward
 
 
+@pytest.mark.starts
 def test_a_run_file_says_which_agents_are_branches_and_which_calls_are_left_out_of_training() -> None:
     script = """
     say() { curl -sS -A "cli/1.0 (x)" -H "x-claude-code-agent-id: $2" "$ANTHROPIC_BASE_URL/v1/messages" --json "{
@@ -91,6 +95,7 @@ def test_a_run_file_says_which_agents_are_branches_and_which_calls_are_left_out_
     verify(found)
 
 
+@pytest.mark.starts
 def test_the_task_is_a_file_without_its_answer_and_words_stand_for_its_fields() -> None:
     words = ["sh", "-c", 'cat task.json; printf "\\n%s\\n%s\\n" "$1" "$WHO"; pwd', "sh", "{task.question}"]
     found = load_workflow(
@@ -112,6 +117,7 @@ def shown(text: str, task: Any) -> float:  # noqa: ANN401
     return 1.0
 
 
+@pytest.mark.starts
 def test_the_working_directory_begins_with_that_of_the_task_and_leaves_it_alone(tmp_path: Path) -> None:
     source = tmp_path / "t1"
     (source / "src").mkdir(parents=True)
@@ -122,6 +128,7 @@ def test_the_working_directory_begins_with_that_of_the_task_and_leaves_it_alone(
     assert not (source / "b.txt").exists()
 
 
+@pytest.mark.starts
 def test_the_program_sees_no_variable_of_this_process_that_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_SECRET", "1")
     monkeypatch.setenv("SOME_SETTING", "1")
@@ -129,6 +136,7 @@ def test_the_program_sees_no_variable_of_this_process_that_is_not_named(monkeypa
     assert ran(script, inherit=["SOME_SETTING"], exit_rewards={0: 1.0}, no_call="allow").final_reward == 1.0
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -150,6 +158,7 @@ def test_a_crash_is_a_fault_or_the_reward_that_the_run_file_names(script: str, s
     assert (blamed.final_reward, blamed.metrics["crashed"]) == (-0.5, 1.0)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     "settings",
     [
@@ -172,6 +181,7 @@ def test_a_program_that_never_asks_the_policy_is_a_failure(settings: dict[str, A
     assert (allowed.failure, allowed.final_reward) == (None, 1.0)
 
 
+@pytest.mark.starts
 def test_a_program_whose_every_call_is_a_side_call_has_asked_nothing_that_is_trained() -> None:
     rules = {"side_calls": {"prompts": ["one"], "answer": "policy"}}
     found = ran("ask one", ["title"], exit_rewards={0: 1.0}, **rules)
@@ -179,6 +189,7 @@ def test_a_program_whose_every_call_is_a_side_call_has_asked_nothing_that_is_tra
     assert "side calls" in found.failure.message
 
 
+@pytest.mark.starts
 def test_a_program_that_names_no_reward_is_a_failure() -> None:
     found = ran("true")
     assert found.failure is not None
@@ -186,6 +197,7 @@ def test_a_program_that_names_no_reward_is_a_failure() -> None:
     assert found.final_reward is None
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("script", "message"),
     [
@@ -205,12 +217,14 @@ def test_a_result_file_that_is_no_reward_is_a_failure(script: str, message: str)
     assert found.final_reward is None
 
 
+@pytest.mark.starts
 def test_a_failed_call_is_the_reason_of_the_crash_after_it() -> None:
     found = ran("ask one; ask two | grep -q choices", ["41"])
     assert found.failure is not None
     assert found.failure.kind == "RequestRejected"
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("leave", ["sleep 1000 &", "setsid sleep 1000 & true", "(setsid sh -c 'sleep 1000 & sleep 1000' &)"])
 def test_nothing_that_the_program_started_is_left(leave: str) -> None:
     script = f'{leave}\necho "\\"$OPENAI_API_KEY\\"" > reward.json'
@@ -221,6 +235,7 @@ def test_nothing_that_the_program_started_is_left(leave: str) -> None:
     assert not marked_processes(key.encode())
 
 
+@pytest.mark.starts
 def test_a_program_that_never_ends_is_ended_with_its_episode() -> None:
     began = time.monotonic()
     found = play(load_workflow(COMMAND, {"command": ["sleep", "1000"]}), TASK, [], timeout=1.0)
@@ -244,6 +259,7 @@ def test_wrong_settings_are_refused_before_anything_starts(settings: dict[str, A
         load_workflow(COMMAND, settings)
 
 
+@pytest.mark.starts
 def test_a_word_that_stands_for_nothing_and_a_missing_program_are_named() -> None:
     for command, message in ((["true", "{task.quest}"], r"{task.quest}"), (["./no_such_program"], "no_such_program")):
         found = play(load_workflow(COMMAND, {"command": command}), TASK, [])
@@ -259,6 +275,7 @@ def test_a_run_file_names_a_command_and_is_written_back_so(monkeypatch: pytest.M
     assert "agentrl_workflows.command:CommandWorkflow" in run.to_yaml()
 
 
+@pytest.mark.starts
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_the_example_in_javascript_calls_its_tool_and_is_graded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
@@ -277,6 +294,7 @@ def test_the_example_in_javascript_calls_its_tool_and_is_graded(monkeypatch: pyt
     verify(found)
 
 
+@pytest.mark.starts
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 @pytest.mark.parametrize(("answers", "reward"), [(["It is 42."], 1.0), (["It is 41.", "42"], 0.7), (["1", "2"], 0.0)])
 def test_the_calculator_in_javascript_judges_its_own_answers(

@@ -15,8 +15,6 @@ from agentrl_workflows.command import Work
 from tests.support.sandboxes import usable_host
 from tests.support.self_payers import PREPARED, SELF_PAYERS
 
-pytestmark = pytest.mark.starts
-
 COMMAND = "agentrl_workflows.command:CommandWorkflow"
 TASK: dict[str, Any] = {"id": "t1", "question": "What is 6 times 7?", "answer": "42", "tests": "secret"}
 ALL_OF_THEM = f"""
@@ -42,6 +40,7 @@ def ran(source: str, **settings: Any) -> Trajectory:  # noqa: ANN401
     return play(load_workflow(COMMAND, given), TASK, lambda messages: "I am done.")
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("source", SELF_PAYERS.values(), ids=SELF_PAYERS)
 def test_no_program_pays_itself(source: str) -> None:
     found = ran(source, **UNPAID)
@@ -52,6 +51,7 @@ def test_no_program_pays_itself(source: str) -> None:
     assert not found.reward_parts
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("settings", [BY_FILES, BY_STATUS], ids=["by files", "by status"])
 def test_no_program_pays_itself_under_other_graders(settings: dict[str, Any]) -> None:
     found = ran(ALL_OF_THEM, **settings)
@@ -61,6 +61,7 @@ def test_no_program_pays_itself_under_other_graders(settings: dict[str, Any]) ->
     assert found.metrics["gateway.refused_rewards"] > 50
 
 
+@pytest.mark.starts
 def test_no_program_pays_itself_from_the_sandbox() -> None:
     usable_host()
     found = ran("", command=["python3", "-S", "-c", PREPARED + ALL_OF_THEM], sandbox=LARGE, **UNPAID)
@@ -70,6 +71,7 @@ def test_no_program_pays_itself_from_the_sandbox() -> None:
     assert found.metrics["gateway.refused_rewards"] > 50
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     "call",
     [
@@ -89,18 +91,21 @@ def test_no_program_escapes_its_reward_by_a_call_that_is_refused(call: str, end:
     assert (found.final_reward, found.metrics["refused_calls"]) == (reward, 1.0)
 
 
+@pytest.mark.starts
 def test_a_refused_call_of_a_program_that_is_trusted_to_end_well_is_a_failure() -> None:
     found = ran("ask(temperature='hot')", **UNPAID)
     assert found.failure is not None
     assert "temperature must be a number" in found.failure.message
 
 
+@pytest.mark.starts
 def test_a_result_file_is_the_reward_and_posts_beside_it_are_not() -> None:
     found = ran("send(DOOR + '/reward'); Path('reward.json').write_text('0.25')", result="reward.json")
     assert found.final_reward == 0.25
     assert found.metrics["gateway.refused_rewards"] == 1.0
 
 
+@pytest.mark.starts
 def test_a_trusted_program_rewards_with_a_secret_that_samples_nothing() -> None:
     source = """
 url = os.environ["AGENTRL_REWARD_URL"]
@@ -114,6 +119,7 @@ assert send(url, {"reward": {"right": True}})[0] == 200
     assert (found.final_reward, found.turns[1].reward) == (1.0, 0.1)
 
 
+@pytest.mark.starts
 def test_a_program_that_may_reward_its_turns_leaves_the_final_reward_to_the_grader() -> None:
     source = """
 url = os.environ["AGENTRL_REWARD_URL"]

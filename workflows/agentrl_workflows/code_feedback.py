@@ -61,8 +61,8 @@ class CodeFeedback(SandboxedWorkflow):
 
     def guess(self, task: Task) -> str | None:
         """Return the program whose constant answer passes the most hidden tests."""
-        found = best_constant(read_tests(task["tests"]))
-        return f"```python\n{found[0]}```" if found else None
+        constant = best_constant(read_tests(task["tests"]))
+        return f"```python\n{constant[0]}```" if constant else None
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[None]:

@@ -293,8 +293,8 @@ def _filled(text: str, task: Task, door: Door | None) -> str:
         if kind == "task" and name == "id":
             return task.id
         if kind == "task" and name in task.data:
-            found = task.data[name]
-            return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+            value = task.data[name]
+            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         of_door = [f"{{door.{each}}}" for each in ("server_url", "base_url", "url", "key")]
         there = ["{task.id}", *(f"{{task.{each}}}" for each in task.data), *of_door]
         raise WorkflowError(f"workflow: {match[0]} stands for nothing; there is {', '.join(there)}")
@@ -319,10 +319,10 @@ def _takes_work(grader: AnswerGrader) -> bool:
 
 
 def _imported_grader(spec: str) -> AnswerGrader:
-    found = import_user_object(spec, "workflow.grader")
-    if not callable(found):
+    grader = import_user_object(spec, "workflow.grader")
+    if not callable(grader):
         raise ConfigError(f"workflow.grader: {spec} is no function `(text, task) -> float` or `(text, task, work) -> float`")
-    return cast("AnswerGrader", found)
+    return cast("AnswerGrader", grader)
 
 
 def _read_reward(name: str, content: bytes | OSError) -> float | Mapping[str, float]:
@@ -343,5 +343,5 @@ def _crash_of(result: Result) -> str:
 
 
 def _last_output(result: Result) -> str:
-    said = (result.stderr or result.stdout).decode(errors="replace").strip()
-    return said[-_LAST_CHARS:] or "(it wrote nothing)"
+    output = (result.stderr or result.stdout).decode(errors="replace").strip()
+    return output[-_LAST_CHARS:] or "(it wrote nothing)"

@@ -92,8 +92,8 @@ class SearchAgent(RolloutWorkflow):
             nonlocal searches
             searches += 1
             limiter = self._one_search
-            found = await anyio.to_thread.run_sync(index.search, query, self._num_results, limiter=limiter)
-            return "\n".join(f"{each.title}: {each.text[:100]}..." for each in found) or "No document fits."
+            passages = await anyio.to_thread.run_sync(index.search, query, self._num_results, limiter=limiter)
+            return "\n".join(f"{each.title}: {each.text[:100]}..." for each in passages) or "No document fits."
 
         @tool(name="open")
         async def open_document(title: str) -> str:
@@ -123,8 +123,8 @@ class SearchAgent(RolloutWorkflow):
 
 
 def _right_answers(task: Task) -> list[str]:
-    given = task["answer"]
-    return [str(each) for each in given] if isinstance(given, (list, tuple)) else [str(given)]
+    answer = task["answer"]
+    return [str(each) for each in answer] if isinstance(answer, (list, tuple)) else [str(answer)]
 
 
 def _is_right(answer: str | None, right: str) -> bool:

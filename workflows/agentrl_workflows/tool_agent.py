@@ -83,11 +83,11 @@ class ToolAgent(RolloutWorkflow):
         Cancellation: they are closed.
         """
         async with AsyncExitStack() as stack:
-            found = [*self._own]
+            tools = [*self._own]
             for spec, toolbox in self._toolboxes:
-                found += _tools_of(await stack.enter_async_context(toolbox()), f"toolboxes: {spec}")
-            _check_names(found)
-            self._tools = found
+                tools += _tools_of(await stack.enter_async_context(toolbox()), f"toolboxes: {spec}")
+            _check_names(tools)
+            self._tools = tools
             try:
                 yield
             finally:
@@ -120,10 +120,10 @@ class ToolAgent(RolloutWorkflow):
 
 
 def _find_callable(spec: str, field: str) -> Callable[..., object]:
-    found = import_user_object(spec, field)
-    if not callable(found):
+    factory = import_user_object(spec, field)
+    if not callable(factory):
         raise ConfigError(f"{field}: {spec} is not callable")
-    return found
+    return factory
 
 
 def _tools_of(found: object, where: str) -> list[OfferedTool]:

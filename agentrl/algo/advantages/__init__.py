@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from agentrl.algo.advantages.episodes import EPISODE_ADVANTAGES
 from agentrl.algo.advantages.gae import VALUE_ADVANTAGES
-from agentrl.algo.advantages.players import Float64Array
+from agentrl.algo.advantages.parts import Float64Array
 from agentrl.algo.advantages.turn_returns import TURN_ADVANTAGES
 from agentrl.algo.slots import Bundled
 

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from agentrl.algo.advantages.players import (
+from agentrl.algo.advantages.parts import (
     Float64Array,
     exact_mean,
     is_rounding,

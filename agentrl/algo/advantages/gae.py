@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field
 
-from agentrl.algo.advantages.players import Float64Array, PlayerPart, part_of, players_of
+from agentrl.algo.advantages.parts import Float64Array, PlayerPart, part_of, players_of
 from agentrl.algo.slots import Bundled, row
 from agentrl.config.base import Config
 from agentrl.errors import InvariantError

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from agentrl.algo.advantages.players import (
+from agentrl.algo.advantages.parts import (
     Float64Array,
     PlayerPart,
     is_rounding,

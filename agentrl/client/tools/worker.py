@@ -20,11 +20,11 @@ def load_caller() -> Callable[[str, str, str], dict[str, object]]:
 
 
 def _run_named(kind: str, name: str, arguments: str) -> dict[str, object]:
-    found = resolve_name(name)
+    function = resolve_name(name)
     try:
         if kind == "tool":
-            tool = found if isinstance(found, Tool) else Tool(cast("Callable[..., object]", found))
+            tool = function if isinstance(function, Tool) else Tool(cast("Callable[..., object]", function))
             return {"value": tool.call_with_json(arguments)}
-        return {"value": cast("Callable[..., object]", found)(*json.loads(arguments))}
+        return {"value": cast("Callable[..., object]", function)(*json.loads(arguments))}
     except ToolError as error:
         return {"tool_error": str(error)}

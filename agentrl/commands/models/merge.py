@@ -32,8 +32,8 @@ def merge_command(run: Path, output: Path, /, *, base: Path | None = None) -> No
 def _adapter_of(run: Path) -> Path:
     """Return the directory of the adapter, after the digests of a checkpoint were checked."""
     if (run / "checkpoints").is_dir():
-        found = latest_checkpoint(run / "checkpoints")
-        run = run if found is None else found.path
+        checkpoint = latest_checkpoint(run / "checkpoints")
+        run = run if checkpoint is None else checkpoint.path
     elif (run / STATE_FILE).is_file():
         read_checkpoint(run)
     if not is_adapter(run):

@@ -64,8 +64,8 @@ async def run_episode(
                 )
     if model is None or replies is not None:
         raise ConfigError("run_episode: pass either model, a local checkpoint, or replies, the answers of a script")
-    given = sampling or SamplingConfig()
-    renderer = Renderer.load(model, template_options=given.template_options, tool_format=given.tool_format)
+    chosen = sampling or SamplingConfig()
+    renderer = Renderer.load(model, template_options=chosen.template_options, tool_format=chosen.tool_format)
     inference = InferenceConfig(urls=(url,) if url else ())
     with tempfile.TemporaryDirectory(prefix="agentrl-") as logs:
         serving = launch_pool(inference, model_path=model, vocab_size=renderer.vocab_size, log_dir=logs)

@@ -103,11 +103,11 @@ async def launch_pool(
 
 
 def _check_context(config: InferenceConfig, pool: ServerPool) -> None:
-    asked, given = config.max_context_tokens, pool.max_context_tokens
-    if asked is not None and given is not None and given < asked:
+    wanted, granted = config.max_context_tokens, pool.max_context_tokens
+    if wanted is not None and granted is not None and granted < wanted:
         raise ConfigError(
-            f"inference.max_context_tokens: {asked} is more than the {given} that every server is sure to give a call, by "
-            "its context length and cache memory; lower it, or start the servers with a longer context or more memory"
+            f"inference.max_context_tokens: {wanted} is more than the {granted} that every server is sure to give a call, "
+            "by its context length and cache memory; lower it, or start the servers with a longer context or more memory"
         )
 
 

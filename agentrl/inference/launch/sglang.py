@@ -37,7 +37,7 @@ _READY = (re.compile(r"The server is fired up and ready to roll"), re.compile(r"
 
 def find_sglang_python(config: InferenceConfig) -> str:
     """Return the Python to launch SGLang with, from the first of the places that names one."""
-    beside = [folder / ".sglang-venv" / "bin" / "python" for folder in (Path.cwd(), CLONE)]
+    installed = [folder / ".sglang-venv" / "bin" / "python" for folder in (Path.cwd(), CLONE)]
     for source, named in (
         ("inference.sglang_python", config.sglang_python),
         (f"${PYTHON_VARIABLE}", os.environ.get(PYTHON_VARIABLE)),
@@ -46,10 +46,10 @@ def find_sglang_python(config: InferenceConfig) -> str:
             if (found := shutil.which(named)) is None:
                 raise ConfigError(f"{source}: {named} is not an executable; expected the Python of SGLang's environment")
             return found
-    for path in beside:
+    for path in installed:
         if os.access(path, os.X_OK):
             return str(path)  # not resolved: the Python of an environment is a link, which selects the environment
-    places = ", ".join(["inference.sglang_python", f"${PYTHON_VARIABLE}", *dict.fromkeys(str(path) for path in beside)])
+    places = ", ".join(["inference.sglang_python", f"${PYTHON_VARIABLE}", *dict.fromkeys(str(path) for path in installed)])
     raise ConfigError(
         f"no Python with SGLang to launch servers with; looked at {places}. Run `make sglang-install` in agentrl's clone, "
         "name one, or set inference.urls to servers that already run"
@@ -61,7 +61,7 @@ def sglang_recipe(
 ) -> Recipe:
     """Return the recipe of SGLang server number `index` of a config."""
     python = find_sglang_python(config)
-    given = config.sglang_args
+    extra_arguments = config.sglang_args
     on_cpu = runs_on_cpu(config)
     flags: dict[str, object] = {
         "--model-path": model_path,
@@ -88,9 +88,11 @@ def sglang_recipe(
         environment |= {"OMP_NUM_THREADS": str(CPU_THREADS), "MKL_NUM_THREADS": str(CPU_THREADS)}
     if config.api_key_env is not None:
         flags["--api-key-env"] = config.api_key_env
-    ours = [str(word) for flag, value in flags.items() if flag_value(given, flag) is None for word in (flag, value)]
+    ours = [
+        str(word) for flag, value in flags.items() if flag_value(extra_arguments, flag) is None for word in (flag, value)
+    ]
     return Recipe(
-        command=(python, str(LAUNCHER), "--exit-with-stdin", *ours, *given),
+        command=(python, str(LAUNCHER), "--exit-with-stdin", *ours, *extra_arguments),
         environment=environment,
         ready=_READY,
         url=base_url(config.host, port),
@@ -114,5 +116,5 @@ def _positions(model_path: Path) -> int | None:
         config: dict[str, Any] = json.loads((model_path / "config.json").read_bytes())
     except (OSError, ValueError):
         return None  # the server itself reports what is wrong with its model
-    found = (config.get("text_config") or config).get("max_position_embeddings")
-    return found if isinstance(found, int) else None
+    limit = (config.get("text_config") or config).get("max_position_embeddings")
+    return limit if isinstance(limit, int) else None

@@ -104,9 +104,9 @@ def on_cpu(arguments: Sequence[str]) -> bool:
 
 def with_cpu_defaults(arguments: Sequence[str]) -> list[str]:
     """Return the arguments, with the defaults for a CPU in front of them where they are not given."""
-    given = {argument.partition("=")[0] for argument in arguments}
-    defaults = _CPU_DEFAULTS | (_CPU_LORA_DEFAULTS if "--enable-lora" in given else {})
-    added = [word for flag, values in defaults.items() if flag not in given for word in (flag, *values)]
+    flags = {argument.partition("=")[0] for argument in arguments}
+    defaults = _CPU_DEFAULTS | (_CPU_LORA_DEFAULTS if "--enable-lora" in flags else {})
+    added = [word for flag, values in defaults.items() if flag not in flags for word in (flag, *values)]
     return [*added, *arguments]
 
 

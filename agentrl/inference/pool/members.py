@@ -397,8 +397,8 @@ class Tries:
     async def back_off(self, error: ServerUnavailable) -> None:
         """Wait before an overloaded server is called again, at most `MAX_BACK_OFF_S`."""
         if error.status in _OVERLOADED:
-            asked = error.retry_after_s
-            seconds = BACK_OFF_S * 2.0 ** (len(self.failures) - 1) if asked is None else asked
+            retry_after_s = error.retry_after_s
+            seconds = BACK_OFF_S * 2.0 ** (len(self.failures) - 1) if retry_after_s is None else retry_after_s
             await anyio.sleep(min(seconds, MAX_BACK_OFF_S))
 
 

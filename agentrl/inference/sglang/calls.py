@@ -234,8 +234,7 @@ class ServerCalls:
         self.cache_salt = ""
         """Keeps requests apart from cached prefixes of earlier weights; empty where the cache was flushed."""
         self.sessions = Sessions()
-        self.adapters: AdapterUses | None = None
-        """Adapters that pieces name and that are in flight; None before the first."""
+        self.adapters: AdapterUses | None = None  # before the first one
 
     @property
     def in_flight(self) -> int:

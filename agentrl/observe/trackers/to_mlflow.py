@@ -60,9 +60,9 @@ class MlflowTracker(Tracker):
         self._client.set_terminated(self._id, status=_STATUS[status])
 
     def _experiment(self, name: str, artifacts: Path | None) -> str:
-        found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            return found.experiment_id
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is not None:
+            return experiment.experiment_id
         return self._client.create_experiment(name, artifact_location=None if artifacts is None else artifacts.as_uri())
 
     def _log(self, group: str, step: int, wall_s: float, numbers: Mapping[str, float]) -> None:

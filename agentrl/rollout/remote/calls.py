@@ -66,6 +66,7 @@ class DriverBackend:
 
     def deliver(self, message: CallMessage) -> None:
         """Pass a message of the driver to its call; it is dropped if that call was aborted."""
+        # The driver may have sent this before it read the abort of the call.
         waiting = self._waiting.get(message.call)
         if waiting is None:
             return
@@ -100,6 +101,7 @@ class DriverBackend:
                 yield messages
             finally:
                 self._by_request.pop(request.request_id, None)
+                # Still registered: the driver has not answered, and its server would sample on for nobody.
                 if self._waiting.pop(number, None) is not None:
                     self._send(AbortCall(number))
 

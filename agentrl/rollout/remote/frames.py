@@ -238,13 +238,13 @@ def read_to_driver(body: bytes) -> ToDriver:
 
 def unpack_generation(message: msgspec.Raw) -> Generation:
     """Return the generation; raises `InvariantError` when its parts contradict each other."""
-    found = unpacked(message, Generation)
-    if len(found.output_logprobs) != len(found.output_ids):
+    generation = unpacked(message, Generation)
+    if len(generation.output_logprobs) != len(generation.output_ids):
         raise InvariantError(
-            f"a rollout message has {len(found.output_logprobs)} log-probs for {len(found.output_ids)} token ids"
+            f"a rollout message has {len(generation.output_logprobs)} log-probs for {len(generation.output_ids)} token ids"
         )
-    check_spans(found.spans, len(found.output_ids), None, "a rollout message")
-    return found
+    check_spans(generation.spans, len(generation.output_ids), None, "a rollout message")
+    return generation
 
 
 def pack_task(task: Task) -> bytes:

@@ -118,6 +118,7 @@ class RolloutWorker:
         async with watched_loop(self._stall_timeout_s), AsyncExitStack() as stack:
             with refusals(self._send), boundary(WorkflowError, f"{self._name}.opened"):
                 await stack.enter_async_context(self._runner.opened(self._backend))
+            # After `opened`: an episode must not meet a workflow whose pools are not there yet.
             self._send(WorkerReady(time.perf_counter()))
             async with task_group() as tasks:
                 with _messages_of(frames, ended, leave_s) as messages:
@@ -129,6 +130,7 @@ class RolloutWorker:
     def _handle(self, tasks: TaskGroup, message: ToWorker) -> None:
         match message:
             case StartEpisode() | ScoreGroup():
+                # Made here and not in the task: a cancellation may come before the task has begun.
                 scope = self._scopes[message.number] = anyio.CancelScope()
                 tasks.start_soon(self._work_on, message, scope)
             case CancelEpisode():

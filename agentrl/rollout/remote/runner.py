@@ -160,10 +160,14 @@ class RemoteRunner:
             except RolloutWorkerDied as error:
                 how = str(error)
             except (LaunchError, ConfigError, WorkflowError) as error:  # from its start, or from its setup
+                # At its first start nothing has worked yet, so the user reads the error itself; later the run may go on
+                # with the others.
                 if first:
                     raise
                 how = f"{name} cannot be started again: {error}"
             now = anyio.current_time()
+            # Only deaths of the last hour count: a run of weeks survives one now and then, and a workflow that always
+            # crashes ends it.
             deaths = [*(death for death in deaths if now - death < RESTART_WINDOW_S), now]
             if len(deaths) > RESTARTS:
                 raise RunStopped(f"{how}\nIt has died {len(deaths)} times within an hour, so the run ends")

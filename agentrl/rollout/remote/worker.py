@@ -184,6 +184,7 @@ class RemoteWorker:
             raise rollout_error(answer.kind, f"{self._name}: {answer.message}")
         if not isinstance(answer, WorkerReady):
             raise InvariantError(f"{self._name}: expected WorkerReady, got {type(answer).__name__}")
+        # Times of another machine are moved to this clock, so that the spans of the timeline fit together.
         if not self._link.shares_clock:
             self._clock_offset_s = time.perf_counter() - answer.clock_s
         self.alive = True
@@ -204,6 +205,7 @@ class RemoteWorker:
                 tasks.cancel_scope.cancel()
         finally:
             self.alive = False
+            # Its episodes end as failures with the turns that arrived; nobody may wait for a dead worker.
             self._fail_pending(how)
         return how
 
@@ -234,6 +236,8 @@ class RemoteWorker:
             with self._silences.working(f"the driver waits for {what}", math.inf):
                 await pending.wait()
         except anyio.get_cancelled_exc_class():
+            # The workflow's cleanup runs in the worker, so its end is waited for; one that ignores the cancellation is
+            # left behind.
             self._send(CancelEpisode(number))
             with anyio.move_on_after(CANCEL_S, shield=True):
                 await pending.wait()

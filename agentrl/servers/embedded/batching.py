@@ -96,6 +96,8 @@ class RowTable:
         self.last_token[rows] = tokens
         counts = self.count[rows] + 1
         self.count[rows] = counts
+        # Uniform numbers are drawn a block at a time: a call of the generator for each token is what a step would wait
+        # for.
         fresh = counts % _BLOCK == 0
         if fresh.any():
             self._draw(rows[fresh])
@@ -178,6 +180,8 @@ def decoding_rows(table: RowTable, cache: KVCache) -> NDArray[np.int64]:
     """Return the decoding rows, ascending, after moving them together if over a quarter of their span is idle."""
     rows = np.flatnonzero(table.decoding)
     count = len(rows)
+    # Attention reads one contiguous span of rows; idle ones in it cost as much as used ones, and moving rows costs a
+    # copy.
     if count and 3 * (rows[-1] - rows[0] + 1) > 4 * count:
         first = min(int(rows[0]), cache.num_rows - count)
         block = np.arange(first, first + count)

@@ -160,6 +160,7 @@ class KVCache:
     def release(self, row: int) -> None:
         """Take the row from its sequence; its computed prefix can still be matched."""
         self.owned[row] = False
+        # Tokens beyond `lengths` have no keys yet, and no later request may count on them.
         self.known[row] = self.lengths[row]
         self._clock += 1
         self._used[row] = self._clock
@@ -195,6 +196,7 @@ class KVCache:
     def _open_session(self, session: str) -> int:
         number = self._open.get(session)
         if number is None:
+            # A client that never closes its sessions must not fill the table; the oldest goes first.
             if len(self._open) == _MAX_SESSIONS:
                 self.close_session(next(iter(self._open)))
             self._opened += 1
@@ -211,6 +213,7 @@ class KVCache:
         """Return the number of a cache key; forget the keys that no row has."""
         number = self._key_ids.get(key)
         if number is None:
+            # Each adapter and salt makes a new key; without this the table would grow with every version.
             held = set(self._keys.tolist())
             self._key_ids = {known: id_ for known, id_ in self._key_ids.items() if id_ in held or not id_}
             number = self._key_ids[key] = self._next_key
@@ -219,10 +222,12 @@ class KVCache:
 
     def _victim(self, keep: int) -> int:
         """Return the free row to overwrite: an empty or outdated one, else the least recently used, sessions' rows last."""
+        # A session that has not been used for long has probably ended without a word, and loses its privilege.
         held = (self._sessions > 0) & (self._clock - self._used <= _PATIENCE * self.num_rows)
         age = np.where(held, _NEVER - 2 - self._sessions, self._used)
         age = np.where((self.lengths == 0) | (self._epochs != self.epoch), -1, age)
         age = np.where(self.owned, _NEVER, age)
+        # The row that is about to be copied is the last choice, as long as there is another free one.
         if keep >= 0 and not self.owned[keep] and np.count_nonzero(~self.owned) > 1:
             age[keep] = _NEVER - 1
         return int(age.argmin())

@@ -131,7 +131,7 @@ class Core:
         """Queue a request, which `adapter` computes."""
         if request.rid in self.live:
             raise RequestRejected(f"duplicate request id {request.rid!r}: it is still being served", status=400)
-        given = request.sampling.seed
+        seed = request.sampling.seed
         sequence = make_sequence(
             request,
             sink,
@@ -139,7 +139,7 @@ class Core:
             max_context=self.cache.max_context,
             codec=self._codec,
             eos_ids=self._eos_ids,
-            seed=mix_seed(given) if given is not None else int(self._random.integers(1 << 63)),
+            seed=mix_seed(seed) if seed is not None else int(self._random.integers(1 << 63)),
             adapter=adapter,
         )
         if adapter is not None:
@@ -161,6 +161,7 @@ class Core:
             self._vacate(sequence)
             sequence.progress.num_retractions += 1
             sequence.forget_scores()
+        # At the front and in their order, so that a retracted sequence does not wait behind newer ones.
         self.waiting.extendleft(reversed(running))
 
     def relabel(self, label: str) -> None:
@@ -239,7 +240,10 @@ class Core:
         self._current = None
         prefilled = len(step.batch.ids) - step.decoding
         self._pace.measured(prefilled, computed.seconds)
+        # A step runs in a thread; meanwhile a sequence may be aborted and its row given to another.
         valid = np.array([kept and table.owners[row] is one for row, one in zip(step.rows, step.owners, strict=True)], bool)
+        # Keys and values that are not finite would reach the next owner of the row through masked positions: 0 * NaN is
+        # NaN.
         for row in step.rows[~valid & ~np.isfinite(computed.logprobs)].tolist():
             if not cache.owned[row]:
                 cache.erase(row)
@@ -272,9 +276,13 @@ class Core:
         while self.waiting and self._num_running < self._max_running:
             sequence = self.waiting.popleft()
             ids = sequence.all_ids()
+            # The last token is always computed, since its logits give the next one; so are tokens whose log-probs are
+            # asked for.
             limit = min(len(ids) - 1, sequence.scoring_from)
             key = sequence.cache_key
             match = self.cache.match(ids, limit, key) if limit > 0 else None
+            # A running sequence computes this prefix now: after a short wait it is reused, as for the members of one
+            # group.
             if match is not None and self.cache.owned[match.row] and match.coming - match.length >= _WORTH_WAITING:
                 held.append(sequence)
                 continue
@@ -284,6 +292,7 @@ class Core:
             self._prefilling.append(sequence)
             self.prompt_tokens += len(ids)
             self.cached_tokens += reused
+            # Counted at the first admission only: after a retraction the sequence would find its own prefix.
             if not sequence.admitted:
                 sequence.admitted, sequence.progress.cached_tokens = True, reused
             self._penalties.add(sequence)

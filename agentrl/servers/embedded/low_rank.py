@@ -155,7 +155,7 @@ class _AdapterBuilder:
         self._device, self._dtype = device, dtype
 
     def layer(self, index: int) -> dict[Part, LowRank]:
-        spec, found = self._spec, dict[Part, LowRank]()
+        spec, factors = self._spec, dict[Part, LowRank]()
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         hidden, inner = spec.hidden_size, spec.intermediate_size
         sizes: Mapping[Part, tuple[int, tuple[int, ...]]] = {
@@ -167,8 +167,8 @@ class _AdapterBuilder:
         for part, (inputs, outputs) in sizes.items():
             names = [f"model.layers.{index}.{module}" for module in _MODULES[part]]
             if any(peft_name(name, "A") in self.rest for name in names):
-                found[part] = self._fused(names, inputs, outputs)
-        return found
+                factors[part] = self._fused(names, inputs, outputs)
+        return factors
 
     def _fused(self, names: Sequence[str], inputs: int, outputs: Sequence[int]) -> LowRank:
         pairs = {name: self._pair(name, inputs, rows) for name, rows in zip(names, outputs, strict=True)}

@@ -64,8 +64,8 @@ class TextCodec:
         content = token.get("content") if isinstance(token, dict) else token  # pyright: ignore[reportUnknownVariableType]
         if self._tokenizer is None or not isinstance(content, str):
             return frozenset()
-        found = self._tokenizer.token_to_id(content)
-        return frozenset() if found is None else frozenset((found,))
+        token_id = self._tokenizer.token_to_id(content)
+        return frozenset() if token_id is None else frozenset((token_id,))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -31,8 +31,8 @@ class _Ends(msgspec.Struct, kw_only=True):
 
     @property
     def eos_ids(self) -> list[int]:
-        given = self.eos_token_id
-        return given if isinstance(given, list) else [] if given is None else [given]
+        ids = self.eos_token_id
+        return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 class _Rope(msgspec.Struct, kw_only=True):
@@ -152,9 +152,9 @@ def read_spec(path: str | Path) -> ModelSpec:
             f"{file}: architecture {architecture} is not supported; the embedded server runs {', '.join(ARCHITECTURES)}; "
             "use inference.backend: sglang"
         )
-    given = read_json(file)
+    fields = read_json(file)
     for field in msgspec.structs.fields(_Config):
-        if field.required and field.name not in given:
+        if field.required and field.name not in fields:
             raise ConfigError(f"{file} has no field {field.name!r}, which {architecture} needs")
     config = read_as(file, _Config)
     _refuse_unsupported(config, file)

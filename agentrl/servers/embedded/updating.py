@@ -89,6 +89,7 @@ class Aborts:
         """Carry out the aborts that the pause delayed."""
         late, self._late = self._late, []
         for one in late:
+            # Its id may belong to another request by now.
             if self._core.live.get(one.request.rid) is one:
                 self._core.abort(one)
         for one in self._core.waiting:
@@ -150,6 +151,7 @@ class WeightUpdates:
             except ConfigError as error:
                 return ControlReply(success=False, message=str(error))
             async with self.quiet(abort_all_requests=abort_all_requests):
+                # Asked again: requests may have been paused in place while the weights were read.
                 if (refusal := self.flush_refusal(flush_cache)) is not None:
                     return refusal
                 return self.swap(weights, model_path, weight_version, flush_cache=flush_cache)
@@ -202,6 +204,7 @@ class WeightUpdates:
             self._aborts.abort("", abort_all=True, exact=False)
         racing = SGLangFault.UPDATE_RACE in self._faults and gate.paused is None
         before = set(core.live.values()) if racing else set()
+        # Without this a busy server would never be quiet: new requests would replace those that end.
         gate.draining = not racing
         gate.watched += racing
         try:

@@ -64,17 +64,17 @@ class ModelCalls:
         self.leaves_out = False
         """Whether the template itself writes no calls."""
         self._take(ChatTemplate(**make))
-        asked = None if tool_format == "auto" else TOOL_FORMATS[tool_format]
-        if not self.prober.renders_tools and asked is not None:
-            if asked.writer is None or asked.write is None:
+        chosen = None if tool_format == "auto" else TOOL_FORMATS[tool_format]
+        if not self.prober.renders_tools and chosen is not None:
+            if chosen.writer is None or chosen.write is None:
                 raise ConfigError(
                     f"sampling.tool_format: {tool_format}: the chat template of {where} shows no tools to the model, and "
                     f"this form cannot describe them; of the forms, {', '.join(_DESCRIBING)} can"
                 )
-            self._take(DescribingTemplate(asked.writer, asked.write, make))
+            self._take(DescribingTemplate(chosen.writer, chosen.write, make))
         if self.prober.renders_tools:
-            self._find(list(TOOL_FORMATS.values()), asked)
-        if asked is not None and self.form is None:
+            self._find(list(TOOL_FORMATS.values()), chosen)
+        if chosen is not None and self.form is None:
             raise ConfigError(
                 f"sampling.tool_format: {tool_format}: made-up calls do not come back in this form from the chat template "
                 f"of {where}, which writes {self.written_call}; leave it at auto, or give the model a template that writes "

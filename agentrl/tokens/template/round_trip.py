@@ -155,14 +155,14 @@ class RoundTrip:
 
     def sample(self, text_arguments: bool) -> str:
         """Return how the template writes a call, or why it does not; for a message."""
-        said = ""
+        written = ""
         for no_text in (None, ""):
             try:
                 message = _call_message(None, ({"text": "x"},), CallStyle(text_arguments, no_text))
                 return repr(self._written(message)[-200:])
             except TokenError as error:
-                said = f"nothing ({error})"
-        return said
+                written = f"nothing ({error})"
+        return written
 
     def _limits(self, form: ToolFormat, style: CallStyle, made: _Made) -> CallLimits:
         text, thought = {"content": _TEXT}, {"reasoning_content": _THOUGHT, "thinking": _THOUGHT}

@@ -51,8 +51,8 @@ class _Numbers(msgspec.Struct):
 
     @property
     def eos_ids(self) -> list[int]:
-        given = self.eos_token_id
-        return given if isinstance(given, list) else [] if given is None else [given]
+        ids = self.eos_token_id
+        return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,24 +160,24 @@ class TokenCodec:
 
     def __init__(self, tokenizer_json: str, *, eos_ids: Iterable[int] = (), where: str = "tokenizer.json") -> None:
         """Build both tokenizers from the text of a file; `eos_ids` are control tokens, however they are registered."""
-        made = make_twin(tokenizer_json, frozenset(eos_ids), where)
-        self._full, self._twin = made.full, made.twin
-        self._marks, self._mark_prefix = made.marks, made.mark_prefix
-        self.control: Mapping[str, int] = made.control
+        tokenizers = make_twin(tokenizer_json, frozenset(eos_ids), where)
+        self._full, self._twin = tokenizers.full, tokenizers.twin
+        self._marks, self._mark_prefix = tokenizers.marks, tokenizers.mark_prefix
+        self.control: Mapping[str, int] = tokenizers.control
         """Control token texts and their ids."""
-        self.separable: bool = made.separable
+        self.separable: bool = tokenizers.separable
         """Whether text between control tokens gets the same ids alone as within the whole."""
-        self._words = word_encoder(made.twin_data, self._twin) if made.bare else None
+        self._words = word_encoder(tokenizers.twin_data, self._twin) if tokenizers.bare else None
         self.control_pattern = re.compile("|".join(map(re.escape, sorted(self.control, key=len, reverse=True))) or "(?!)")
         """Matches any control token text, the longest first."""
         self._splitter = re.compile(f"({self.control_pattern.pattern})")
-        self.control_ids = frozenset(self.control.values()) - ({made.unknown_id} - frozenset(eos_ids))
+        self.control_ids = frozenset(self.control.values()) - ({tokenizers.unknown_id} - frozenset(eos_ids))
         """Ids no text can yield. The model's own stand-in for unknown characters, if it has one, is not among them."""
         self.size: int = max(self._full.get_vocab().values(), default=-1) + 1
         """One more than the largest id."""
-        self._longest = longest_token(made.data, self._full.get_vocab())
+        self._longest = longest_token(tokenizers.data, self._full.get_vocab())
         self._anchor = "" if self.separable else self._find_anchor()
-        level = isinstance(decoder := made.data.get("decoder"), dict) and decoder.get("type") == "ByteLevel"
+        level = isinstance(decoder := tokenizers.data.get("decoder"), dict) and decoder.get("type") == "ByteLevel"
         whole: Callable[[Sequence[int]], str] = partial(self._full.decode, skip_special_tokens=False)
         self.text_of = ByteDecoder(self._full.id_to_token).decode if level else whole
         """Returns the text of ids, special tokens included; invalid UTF-8 becomes U+FFFD."""

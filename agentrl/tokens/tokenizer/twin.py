@@ -63,7 +63,7 @@ def make_twin(tokenizer_json: str, eos_ids: frozenset[int], where: str) -> TwinT
     bare = separable and len(control) == len(cast("list[object]", twin_data["added_tokens"]))
     twin_data = {**twin_data, "added_tokens": []} if bare else twin_data
     unknown = _unknown_token(data)
-    made = TwinTokenizers(
+    tokenizers = TwinTokenizers(
         full=full,
         twin=_make_tokenizer(json.dumps(twin_data, ensure_ascii=False), where),
         data=data,
@@ -75,8 +75,8 @@ def make_twin(tokenizer_json: str, eos_ids: frozenset[int], where: str) -> TwinT
         bare=bare,
         unknown_id=full.token_to_id(unknown) if unknown is not None else None,
     )
-    _check_ids(made, where)
-    return made
+    _check_ids(tokenizers, where)
+    return tokenizers
 
 
 def _check_ids(made: TwinTokenizers, where: str) -> None:

@@ -122,12 +122,12 @@ def latest_checkpoint(root: Path) -> Checkpoint | None:
 def _check_files(directory: Path, files: Mapping[str, FileRecord], names: Sequence[str]) -> None:
     def problem(name: str) -> str | None:
         try:
-            found = FileRecord.of(directory / name)
+            on_disk = FileRecord.of(directory / name)
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
-        if found.num_bytes != files[name].num_bytes:
-            return f"{name} has {found.num_bytes} bytes instead of {files[name].num_bytes}"
-        return None if found == files[name] else f"{name} was altered after it was written"
+        if on_disk.num_bytes != files[name].num_bytes:
+            return f"{name} has {on_disk.num_bytes} bytes instead of {files[name].num_bytes}"
+        return None if on_disk == files[name] else f"{name} was altered after it was written"
 
     with ThreadPoolExecutor(_THREADS) as threads:
         problems = [found for found in threads.map(problem, names) if found is not None]

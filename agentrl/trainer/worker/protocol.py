@@ -323,10 +323,12 @@ def pack_batch(batch: TrainBatch) -> TrainStep:
 
 
 def _pack_optional(arrays: Sequence[Float32Array | None]) -> Array | None:
-    given = [each for each in arrays if each is not None]
-    if given and len(given) != len(arrays):
-        raise InvariantError(f"{len(arrays) - len(given)} of {len(arrays)} samples have no values or targets of the critic")
-    return pack_float32(_join_arrays(given, np.float32)) if given else None
+    present = [each for each in arrays if each is not None]
+    if present and len(present) != len(arrays):
+        raise InvariantError(
+            f"{len(arrays) - len(present)} of {len(arrays)} samples have no values or targets of the critic"
+        )
+    return pack_float32(_join_arrays(present, np.float32)) if present else None
 
 
 def _indices(item: TrainSample, given: Int32Array | None) -> Int32Array:
@@ -335,13 +337,13 @@ def _indices(item: TrainSample, given: Int32Array | None) -> Int32Array:
 
 def pack_report(report: StepReport) -> Stepped:
     """Return `report` as a reply."""
-    found = report.proximal_logprobs
+    proximal = report.proximal_logprobs
     return Stepped(
         metrics=dict(report.metrics),
         skipped=report.skipped,
-        samples=pack_int32(list(found)),
-        lengths=pack_int32([len(values) for values in found.values()]),
-        proximal_logprobs=pack_float32(_join_arrays(list(found.values()), np.float32)),
+        samples=pack_int32(list(proximal)),
+        lengths=pack_int32([len(values) for values in proximal.values()]),
+        proximal_logprobs=pack_float32(_join_arrays(list(proximal.values()), np.float32)),
     )
 
 
@@ -350,8 +352,8 @@ def unpack_report(reply: Stepped) -> StepReport:
     lengths = _lengths(reply.lengths)
     values = unpack_float32(reply.proximal_logprobs, int(lengths.sum()))
     places = unpack_int32(reply.samples, len(lengths)).tolist()
-    found = {place: values[at] for place, at in zip(places, _slices(lengths), strict=True)}
-    return StepReport(metrics=reply.metrics, skipped=reply.skipped, proximal_logprobs=found)
+    proximal = {place: values[at] for place, at in zip(places, _slices(lengths), strict=True)}
+    return StepReport(metrics=reply.metrics, skipped=reply.skipped, proximal_logprobs=proximal)
 
 
 def pack_sequences(
@@ -360,8 +362,8 @@ def pack_sequences(
     of: NumbersOf = "policy",
 ) -> Logprobs:
     """Return a request for numbers of `sequences`; `temperatures` has one or [L] for each, and None means 1."""
-    given = [1.0] * len(sequences) if temperatures is None else temperatures
-    divisors = [np.full(len(ids), divisor, np.float32) for ids, divisor in zip(sequences, given, strict=True)]
+    divisor_of_sequence = [1.0] * len(sequences) if temperatures is None else temperatures
+    divisors = [np.full(len(ids), divisor, np.float32) for ids, divisor in zip(sequences, divisor_of_sequence, strict=True)]
     return Logprobs(
         lengths=pack_int32([len(ids) for ids in sequences]),
         token_ids=pack_int32(_join_arrays(sequences, np.int32)),

@@ -210,11 +210,11 @@ def _prediction_json(one: Prediction) -> dict[str, Any]:
 def _cluster(run: RunConfig, model: ModelFacts, order: SimulationOrder) -> tuple[Cluster, float | None]:
     """Return the GPUs to split, and the ratio to play; without `--gpus`, the split of the run file."""
     server_gpus, fleet = gpus_per_server(run.inference), fleet_of_run(run)
-    given = Split(train=fleet.trainer_gpus, rollout=fleet.servers * server_gpus)
-    total, ratio = order.gpus or given.total, order.ratio
+    split = Split(train=fleet.trainer_gpus, rollout=fleet.servers * server_gpus)
+    total, ratio = order.gpus or split.total, order.ratio
     sizes = _train_sizes(run, model, total, order.gpu)
     if order.gpus is None and ratio is None:
-        sizes, ratio = sorted({*sizes, given.train}), given.rollout / given.train
+        sizes, ratio = sorted({*sizes, split.train}), split.rollout / split.train
     return Cluster(gpus=total, train_sizes=sizes, server_gpus=server_gpus), ratio
 
 

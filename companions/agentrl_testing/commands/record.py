@@ -125,12 +125,12 @@ def _choose_tasks(run: RunConfig, wanted: str | None, count: int) -> tuple[Task,
     if wanted is None:
         return sets.evaluation or sets.train.first(count)
     known = (*sets.evaluation, *(sets.train.first(_MAX_SEARCHED) if sets.train.is_endless else sets.train.finite))
-    found = [task for task in known if task.id == wanted]
-    if not found:
+    named = [task for task in known if task.id == wanted]
+    if not named:
         some = ", ".join(task.id for task in known[:5])
         where = f"none of its first {_MAX_SEARCHED} tasks" if sets.train.is_endless else "no task"
         raise ConfigError(f"--task {wanted}: the run has {where} with this id; it has {some}, ...")
-    return (found[0],)
+    return (named[0],)
 
 
 def _make_folder(output: Path) -> None:

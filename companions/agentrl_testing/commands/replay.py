@@ -92,10 +92,10 @@ def stored_tool_answers(trajectory: Trajectory) -> list[TapedAnswer]:
 def _files(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
-        found = sorted(path.glob("*.json")) if path.is_dir() else [path]
-        if not found:
+        cassettes = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not cassettes:
             raise ConfigError(f"{path} holds no cassettes, which are files that end in .json; `agentrl record` writes them")
-        files += found
+        files += cassettes
     if not files:
         raise ConfigError("replay: name at least one cassette or a directory of cassettes")
     return files

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from agentrl.algo.advantages import TurnTokens
 from agentrl.algo.advantages.gae import ValueEstimate
-from agentrl.algo.advantages.players import Float64Array
+from agentrl.algo.advantages.parts import Float64Array
 from agentrl.algo.batch_advantages import advantages_by, valued_advantages
 from agentrl.algo.slots import Loaded, as_loaded
 from agentrl.types import Float32Array, Group, Task, Trajectory

@@ -81,11 +81,11 @@ def _task_tables(pairs: Sequence[TaskPair], names: tuple[str, str], *, every: bo
             continue
         better = sum(pair.change > 0 for pair in changed)
         worse = len(changed) - better
-        said = f"Both runs {verb} {len(played)} tasks; {better} succeed more often and {worse} less in {names[1]}."
+        verdict = f"Both runs {verb} {len(played)} tasks; {better} succeed more often and {worse} less in {names[1]}."
         shown = changed if every else changed[:_MAX_TASKS]
         rows = [(pair.task_id, _successes(pair.left), _successes(pair.right), pair.prompt) for pair in shown]
         rest = f"\n... and {len(changed) - len(shown)} more; --all lists them" if len(shown) < len(changed) else ""
-        yield said + ("\n" + _rows_below("success", (*names, "prompt"), rows) + rest if rows else "")
+        yield verdict + ("\n" + _rows_below("success", (*names, "prompt"), rows) + rest if rows else "")
 
 
 def _successes(result: TaskResult) -> str:

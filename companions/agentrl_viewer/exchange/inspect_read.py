@@ -127,8 +127,8 @@ def _episode(sample: InspectSample, spec: InspectSpec) -> ReadEpisode:
 def _sample_record(sample: InspectSample, spec: InspectSpec, turns: Sequence[EpisodeRecord]) -> EpisodeRecord:
     scores = {name: _reward(score.value) for name, score in (sample.scores or {}).items()}
     known = {name: value for name, value in scores.items() if value is not None}
-    said = sample.error
-    failure = said and {"kind": "InspectError", **{name: str(said.get(name, "")) for name in ("message", "traceback")}}
+    message = sample.error
+    failure = message and {"kind": "InspectError", **{name: str(message.get(name, "")) for name in ("message", "traceback")}}
     return foreign_record(
         f"{spec.task}.{sample.id}.{sample.epoch}",
         str(sample.id),

@@ -312,8 +312,8 @@ class _Auditor:
             also = "no step" if trained_in is None else f"step {trained_in}"
             self._audit.add(line.episode_id, f"step {step} trained {turns} again; by metrics.jsonl {also} trained its group")
         elif (line.step, line.policy_version) != (step, expected):
-            said = f"step {line.step} at version {line.policy_version}"
-            self._audit.add(line.episode_id, f"its line says {said}; metrics.jsonl, step {step} at version {expected}")
+            recorded = f"step {line.step} at version {line.policy_version}"
+            self._audit.add(line.episode_id, f"its line says {recorded}; metrics.jsonl, step {step} at version {expected}")
         else:
             self._pending[line.episode_id] = line
         seen.add(line.episode_id)
@@ -428,19 +428,19 @@ class _Auditor:
 
     def _read_versions(self, events: Sequence[_LoggedEvent]) -> None:
         for event in events:
-            found = event.fields
+            fields = event.fields
             if event.kind == "published":
-                version = self._version(found["version"])
-                published: str = found["trainer_digest"]
-                version.trainer_digest, version.server_digests = published, found["server_digests"]
-                version.probe_difference = found["probe_difference"]
+                version = self._version(fields["version"])
+                published: str = fields["trainer_digest"]
+                version.trainer_digest, version.server_digests = published, fields["server_digests"]
+                version.probe_difference = fields["probe_difference"]
                 for server, digest in version.server_digests.items():
                     if _digest_kind(digest) == _digest_kind(published) and digest != published:
-                        what = f"version {found['version']}: {server} held weights of digest {digest}"
+                        what = f"version {fields['version']}: {server} held weights of digest {digest}"
                         self._audit.add(None, f"{what}, the trainer published {published}")
-            elif event.kind == "step" and found.get("trainer.max_spot_difference") is not None:
-                version = self._version(found["policy_version"])
-                spot = float(found["trainer.max_spot_difference"])
+            elif event.kind == "step" and fields.get("trainer.max_spot_difference") is not None:
+                version = self._version(fields["policy_version"])
+                spot = float(fields["trainer.max_spot_difference"])
                 version.spot_difference = max(spot, version.spot_difference or 0.0)
 
     def _check_versions(self) -> None:
@@ -473,9 +473,9 @@ def _records(path: Path, rows: Sequence[EpisodeSummary]) -> Iterator[tuple[Episo
 def _differences(row: EpisodeSummary, trajectory: Trajectory) -> Iterator[str]:
     """Yield the fields that an index line and its record do not agree on."""
     ended = EndedEpisode(trajectory, "training", row.group, row.step, row.policy_version, 0.0)
-    found = summarize(ended, file=row.file, line=row.line)
+    summary = summarize(ended, file=row.file, line=row.line)
     for name in (*_INDEXED, *_VERSIONS):
-        recorded, indexed = getattr(found, name), getattr(row, name)
+        recorded, indexed = getattr(summary, name), getattr(row, name)
         if recorded != indexed:
             yield f"{name} is {recorded} in its record and {indexed} in the index"
 

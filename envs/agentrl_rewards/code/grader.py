@@ -75,8 +75,8 @@ class CodeGrade:
         for number, case in enumerate(self.cases, 1):
             if not case.passed:
                 is_raised = case.outcome is CaseOutcome.RAISED
-                said = f"raised {error or 'an error'}" if is_raised else case.outcome.replace("_", " ")
-                lines.append(f"Test {number}: {said}")
+                outcome = f"raised {error or 'an error'}" if is_raised else case.outcome.replace("_", " ")
+                lines.append(f"Test {number}: {outcome}")
         return "\n".join(lines)
 
 

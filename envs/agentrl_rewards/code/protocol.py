@@ -181,10 +181,10 @@ def failed_ending(result: Result) -> CaseFinding | None:
         return CaseFinding(_LIMITS[result.ended], f"reached the limit of {result.ended} after {result.wall_s:.1f} s")
     if result.signal == signals.SIGXCPU:
         return CaseFinding(CaseOutcome.TIMEOUT, "spent its CPU time")
-    said = _last_line(result.stderr)
+    last_line = _last_line(result.stderr)
     if result.ended is Ending.KILLED:
-        return CaseFinding(CaseOutcome.CRASHED, f"ended by {signal_name(result.signal)} {said}".rstrip())
-    return CaseFinding(CaseOutcome.EXIT_STATUS, f"ended with status {result.exit_status} {said}".rstrip())
+        return CaseFinding(CaseOutcome.CRASHED, f"ended by {signal_name(result.signal)} {last_line}".rstrip())
+    return CaseFinding(CaseOutcome.EXIT_STATUS, f"ended with status {result.exit_status} {last_line}".rstrip())
 
 
 def sent_line(output: bytes | None, nonce: str) -> tuple[str, str] | None:
@@ -236,15 +236,15 @@ def _graded(case: CallCase | StdinCase, tests: FunctionTests | ProgramTests, non
     output = output_after(nonce, result)
     try:
         if isinstance(case, StdinCase):
-            found = failed_ending(result) or (FORGED if output is None else _compared(case, output, tests))
+            finding = failed_ending(result) or (FORGED if output is None else _compared(case, output, tests))
         else:
-            found = sent_answer(result, output, nonce)
-            if not isinstance(found, CaseFinding):
-                kind, text = found
-                found = _value_finding(case, text, tests) if kind == "value" else told_failure(kind, text)
+            finding = sent_answer(result, output, nonce)
+            if not isinstance(finding, CaseFinding):
+                kind, text = finding
+                finding = _value_finding(case, text, tests) if kind == "value" else told_failure(kind, text)
     except Exception:  # noqa: BLE001 - all that is read here is the submission's
-        found = FORGED
-    return found.graded(result.wall_s)
+        finding = FORGED
+    return finding.graded(result.wall_s)
 
 
 def _compared(case: StdinCase, output: bytes, tests: FunctionTests | ProgramTests) -> CaseFinding:

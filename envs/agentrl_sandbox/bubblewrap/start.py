@@ -197,6 +197,8 @@ class BubblewrapBox:
         if self._group is not None:
             self._group.kill()
         with anyio.CancelScope(shield=True):
+            # The descriptor means this process and no later one with its number; the kernel then ends the whole
+            # namespace.
             if self._first >= 0:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._first, signal.SIGKILL)
@@ -280,11 +282,13 @@ class BubblewrapStarter:
         Raises:
             EnvironmentFault: bubblewrap cannot be started, or too many sandboxes do not end.
         """
+        # Killed sandboxes hold memory until the kernel has freed it; starting on would exhaust the machine.
         await self._settle()
         uid = self._uids.take()
         try:
             box = self._launch(program, limits, uid, use)
         except BaseException:
+            # No process runs under it, so it is free at once.
             self._uids.give_back_unused(uid)
             raise
         try:

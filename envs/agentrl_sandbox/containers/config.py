@@ -93,7 +93,7 @@ def read_containers_config(given: Mapping[str, object] | None) -> ContainersConf
 
 
 @asynccontextmanager
-async def open_chosen_containers(
+async def containers_of(
     config: ContainersConfig, *, images: Mapping[str, str | None], limits: Limits, max_open: int
 ) -> AsyncGenerator[Containers]:
     """Open the containers that `config` names.

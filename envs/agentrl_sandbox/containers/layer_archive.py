@@ -13,7 +13,8 @@ import io
 import os
 import stat
 import tarfile
-from collections.abc import Generator, Iterator, Sequence
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -21,12 +22,41 @@ from typing import Final
 import msgspec
 
 from agentrl.errors import ConfigError
+from agentrl_sandbox.types import FileContents
 
 WHITEOUT: Final = ".wh."
 OPAQUE: Final = ".wh..wh..opq"
 _OPAQUE_NAME: Final = "user.overlay.opaque"
 """The attribute by which overlayfs marks a directory that hides all layers below."""
 _PERMISSIONS: Final = 0o7777
+
+
+def make_layer(files: Mapping[str, FileContents]) -> bytes:
+    """Return the layer with these files, as `Workbench.add` describes them."""
+    buffer, folders = io.BytesIO(), set[PurePosixPath]()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, file in files.items():
+            path = PurePosixPath(name)
+            if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
+                raise ConfigError(f"containers: expected the absolute path of a file without '..', got {name!r}")
+            path = path.relative_to("/")
+            add_folders(archive, [*reversed(path.parents), *([path] if name.endswith("/") else [])], folders)
+            if not name.endswith("/"):
+                entry = tarfile.TarInfo(str(path))
+                entry.size, entry.mode = len(file.content), 0o755 if file.can_run else 0o644
+                entry.mtime = int(time.time())
+                archive.addfile(entry, io.BytesIO(file.content))
+    return buffer.getvalue()
+
+
+def add_folders(archive: tarfile.TarFile, paths: Sequence[PurePosixPath], known: set[PurePosixPath]) -> None:
+    """Add the directories that are not `known` yet."""
+    for path in paths:
+        if path not in known and path != PurePosixPath("."):
+            known.add(path)
+            entry = tarfile.TarInfo(str(path))
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(entry)
 
 
 def read_layers(layers: Sequence[Path]) -> bytes:

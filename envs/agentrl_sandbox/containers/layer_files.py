@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from agentrl.errors import ConfigError
-from agentrl_sandbox.containers.protocol import FileContents, LayerFile
+from agentrl_sandbox.containers.protocol import LayerFile
+from agentrl_sandbox.types import FileContents
 
 _RUNNABLE: Final = 0o111
 
@@ -47,24 +47,6 @@ def files_as(owner: int | None) -> Generator[None]:
     finally:
         library.setfsuid(own_user)
         library.setfsgid(own_group)
-
-
-def write_layer(layer: Path, files: Mapping[str, FileContents]) -> None:
-    """Write a new layer; a path that is not absolute is a ConfigError."""
-    _ensure_folder(layer)
-    for name, data in files.items():
-        path = PurePosixPath(name)
-        if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
-            raise ConfigError(f"containers: expected the absolute path of a file without '..', got {name!r}")
-        place = layer
-        for part in path.parts[1:] if name.endswith("/") else path.parts[1:-1]:
-            place = place / part
-            _ensure_folder(place)
-        if name.endswith("/"):
-            continue
-        place = place / path.name
-        place.write_bytes(data.content)
-        place.chmod(0o755 if data.can_run else 0o644)
 
 
 def _ensure_folder(place: Path) -> None:

@@ -11,21 +11,14 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from agentrl_sandbox.containers.container import Container
 from agentrl_sandbox.passage import Port
-from agentrl_sandbox.types import Limits
+from agentrl_sandbox.types import FileContents, Limits
 
 Variables: TypeAlias = Mapping[str, str] | None
 """Of the environment of programs, by name."""
-
-
-class FileContents(NamedTuple):
-    """A file without a machine."""
-
-    content: bytes
-    can_run: bool
 
 
 LayerFile: TypeAlias = bytes | Path | FileContents

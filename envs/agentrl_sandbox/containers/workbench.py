@@ -21,14 +21,13 @@ from agentrl_sandbox.bubblewrap.seccomp import native_architecture, seccomp_filt
 from agentrl_sandbox.bubblewrap.start import SUPERVISOR_FOLDER
 from agentrl_sandbox.bubblewrap.usage import ControlGroups, find_control_groups
 from agentrl_sandbox.containers.container import Container
-from agentrl_sandbox.containers.layer_archive import read_layers, snapshot_layers, write_layers
+from agentrl_sandbox.containers.layer_archive import make_layer, read_layers, snapshot_layers, write_layers
 from agentrl_sandbox.containers.layer_files import (
     files_as,
     keep_parts,
     read_from_layer,
     read_layer_files,
     top_of_layer,
-    write_layer,
 )
 from agentrl_sandbox.containers.layer_memory import LayerMemory, LayerTools, find_layer_tools, hold_memory
 from agentrl_sandbox.containers.protocol import (
@@ -63,7 +62,8 @@ class BubblewrapWorkbench:
         self._root.check_holds(files)
         name = self._new_name()
         contents = await anyio.to_thread.run_sync(read_layer_files, files)
-        await self._in_thread(partial(write_layer, self._memory.outside / name, contents))
+        layer = await anyio.to_thread.run_sync(make_layer, contents)
+        await self._in_thread(partial(write_layers, [layer], [self._memory.outside / name]))
         self._layers.append(name)
 
     @asynccontextmanager

@@ -9,6 +9,6 @@ from agentrl.support.companions import Command
 COMMANDS: Final = {
     "sandbox-host": Command(
         "agentrl_sandbox.hosts.command:sandbox_host_command",
-        "Give containers of this machine to runs on others, which name it under workflow_args.containers.",
+        "Run programs and containers of runs on other machines, which name this one (sandbox.url, containers.hosts).",
     ),
 }

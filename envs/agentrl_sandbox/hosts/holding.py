@@ -21,12 +21,16 @@ Thing = TypeVar("Thing")
 class _Held(Generic[Thing]):
     """An open thing; the deadline of its scope is when it has been idle for too long."""
 
-    def __init__(self, thing: Thing) -> None:
-        self.thing = thing
+    def __init__(self, thing: Thing, idle_s: float) -> None:
+        self.thing, self.idle_s = thing, idle_s
         self.scope = anyio.CancelScope()
         self.has_ended = anyio.Event()
         self.failure: Exception | None = None
         self.num_uses = 0
+
+    def touch(self) -> None:
+        """Count it as used now."""
+        self.scope.deadline = math.inf if self.num_uses else anyio.current_time() + self.idle_s
 
 
 class Holding(Generic[Thing]):
@@ -34,11 +38,10 @@ class Holding(Generic[Thing]):
 
     Args:
         tasks: in which they live.
-        idle_s: seconds without a use after which one is closed.
     """
 
-    def __init__(self, tasks: TaskGroup, *, idle_s: float = math.inf) -> None:
-        self._tasks, self._idle_s = tasks, idle_s
+    def __init__(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
         self._held: dict[str, _Held[Thing]] = {}
         self._taken: set[str] = set()
         """Names of things that are open or being opened."""
@@ -47,12 +50,20 @@ class Holding(Generic[Thing]):
         """Return how many are open or being opened."""
         return len(self._taken)
 
-    async def open(self, opened: AbstractAsyncContextManager[Thing]) -> str:
-        """Open one and return its name; raises what its opening raises."""
+    async def open(
+        self, opened: AbstractAsyncContextManager[Thing], *, idle_s: float = math.inf, tasks: TaskGroup | None = None
+    ) -> str:
+        """Open one and return its name; raises what its opening raises.
+
+        Args:
+            opened: opens and closes it.
+            idle_s: seconds without a use after which it is closed.
+            tasks: in which it lives; None: those of all others.
+        """
         name = secrets.token_urlsafe(16)
         self._taken.add(name)
         try:
-            failure = await self._tasks.start(self._hold, name, opened)
+            failure = await (tasks or self._tasks).start(self._hold, name, opened, idle_s)
         except BaseException:
             self._taken.discard(name)  # the task may never have begun
             raise
@@ -61,13 +72,18 @@ class Holding(Generic[Thing]):
         return name
 
     async def _hold(
-        self, name: str, opened: AbstractAsyncContextManager[Thing], *, task_status: TaskStatus[Exception | None]
+        self,
+        name: str,
+        opened: AbstractAsyncContextManager[Thing],
+        idle_s: float,
+        *,
+        task_status: TaskStatus[Exception | None],
     ) -> None:
         held: _Held[Thing] | None = None
         try:
             async with opened as thing:
-                held = self._held[name] = _Held(thing)
-                held.scope.deadline = anyio.current_time() + self._idle_s
+                held = self._held[name] = _Held(thing, idle_s)
+                held.touch()
                 task_status.started(None)
                 with held.scope:
                     await anyio.sleep_forever()
@@ -91,13 +107,12 @@ class Holding(Generic[Thing]):
             yield None
             return
         held.num_uses += 1
-        held.scope.deadline = math.inf
+        held.touch()
         try:
             yield held.thing
         finally:
             held.num_uses -= 1
-            if not held.num_uses:
-                held.scope.deadline = anyio.current_time() + self._idle_s
+            held.touch()
 
     def get(self, name: str) -> Thing | None:
         """Return an open thing without using it; None: there is none of this name."""
@@ -107,13 +122,8 @@ class Holding(Generic[Thing]):
     def touch(self, is_used: Callable[[Thing], bool]) -> None:
         """Count those that `is_used` says as used now."""
         for held in self._held.values():
-            if not held.num_uses and is_used(held.thing):
-                held.scope.deadline = anyio.current_time() + self._idle_s
-
-    def cancel(self, name: str) -> None:
-        """Begin to close one; a name that is gone is no error."""
-        if name in self._held:
-            self._held[name].scope.cancel()
+            if is_used(held.thing):
+                held.touch()
 
     async def close(self, name: str) -> None:
         """Close one, and wait until it is closed; raises what its closing raises."""

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from agentrl.errors import ConfigError, EnvironmentFault, RequestRejected
 from agentrl.servers.http.errors import decode_body
 from agentrl.servers.listening import Refusal
+from agentrl_sandbox.remote.wire import FileError
 
 Body = TypeVar("Body")
 
@@ -27,6 +28,9 @@ async def refused_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return json_refusal(503, str(error))
     except web.HTTPException as error:
         return json_refusal(error.status, error.reason)
+    except OSError as error:  # of a file
+        body = FileError(number=error.errno or 0, error=error.strerror or str(error), path=str(error.filename or ""))
+        return encoded(body, status=422)
 
 
 def turned_away_as_json(request: web.Request, refused: Refusal) -> web.Response:
@@ -40,9 +44,9 @@ async def read_body(request: web.Request, kind: type[Body]) -> Body:
     return decode_body(await request.read(), kind)
 
 
-def encoded(body: object) -> web.Response:
+def encoded(body: object, *, status: int = 200) -> web.Response:
     """Return a body as JSON."""
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")
 
 
 def json_refusal(status: int, text: str) -> web.Response:

@@ -204,7 +204,6 @@ async def test_the_log_of_a_server_on_one_pipe_is_kept(tmp_path: Path) -> None:
     assert "first" in log_of(process)
 
 
-@pytest.mark.starts
 def test_the_key_comes_from_the_environment_and_its_lack_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     config = InferenceConfig(api_key_env="AGENTRL_TEST_KEY")
     monkeypatch.delenv("AGENTRL_TEST_KEY", raising=False)
@@ -270,7 +269,6 @@ async def test_a_server_that_fails_for_another_reason_is_not_tried_on_another_po
     assert next(ports) == 2
 
 
-@pytest.mark.starts
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_reserved_port_is_given_to_nobody_else_and_open_to_its_server(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -286,7 +284,6 @@ def test_a_reserved_port_is_given_to_nobody_else_and_open_to_its_server(host: st
                 assert client.recv(1) == b""
 
 
-@pytest.mark.starts
 def test_a_host_of_another_machine_is_a_config_error() -> None:
     with (
         launch.PortReserve("192.0.2.1") as ports,
@@ -353,7 +350,6 @@ async def test_a_process_whose_server_was_taken_out_is_started_again_until_that_
     await process.stop()
 
 
-@pytest.mark.starts
 async def test_a_server_that_is_taken_out_before_its_launcher_reports_the_start_is_noticed() -> None:
     only = ScriptedServer(lambda _: [1], vocab_size=VOCAB, url="scripted://0")
     async with pool_of(only, **OFTEN) as pool:

@@ -19,8 +19,6 @@ import pytest
 
 from agentrl.inference.launch.sglang import LAUNCHER
 
-pytestmark = pytest.mark.starts
-
 PATIENCE_S = 60.0
 """Deadline of a step; a process that needs longer hangs."""
 PACKAGE = {
@@ -132,6 +130,7 @@ def wait_for_the_end_of(*pids: int) -> None:
             assert select.select([handle], [], [], PATIENCE_S)[0], f"process {pid} still runs"
 
 
+@pytest.mark.starts
 def test_the_key_reaches_the_server_and_is_on_no_command_line_and_in_no_log_line(package: Path) -> None:
     with launched(package, "--port", "1", "--api-key-env", "THE_KEY", THE_KEY="s3cret-value") as process:
         said, lines = until_ready(process)
@@ -142,6 +141,7 @@ def test_the_key_reaches_the_server_and_is_on_no_command_line_and_in_no_log_line
     assert "child has ['--port', '1', '--api-key', '***']" in lines
 
 
+@pytest.mark.starts
 def test_a_key_that_is_not_set_is_one_message(package: Path) -> None:
     ended = subprocess.run(
         command("--api-key-env", "NO_KEY"), env=environment(package), capture_output=True, text=True, timeout=60, check=False
@@ -150,6 +150,7 @@ def test_a_key_that_is_not_set_is_one_message(package: Path) -> None:
     assert ended.stderr == "error: --api-key-env: the environment variable NO_KEY is not set\n"
 
 
+@pytest.mark.starts
 def test_a_killed_driver_takes_the_whole_server_with_it(package: Path) -> None:
     driver = (
         "import subprocess, sys\n"
@@ -164,6 +165,7 @@ def test_a_killed_driver_takes_the_whole_server_with_it(package: Path) -> None:
         wait_for_the_end_of(said["main"], said["child"])  # the child ignores SIGTERM
 
 
+@pytest.mark.starts
 def test_a_killed_launcher_takes_its_children_with_it(package: Path) -> None:
     with launched(package, "--exit-with-stdin") as process:
         said, _ = until_ready(process)
@@ -171,6 +173,7 @@ def test_a_killed_launcher_takes_its_children_with_it(package: Path) -> None:
         wait_for_the_end_of(said["main"], said["child"])
 
 
+@pytest.mark.starts
 def test_standard_input_that_ends_at_once_ends_a_server_that_is_still_starting(package: Path) -> None:
     ended = subprocess.run(
         command("--exit-with-stdin"),
@@ -183,6 +186,7 @@ def test_standard_input_that_ends_at_once_ends_a_server_that_is_still_starting(p
     assert ended.returncode in (-signal.SIGTERM, -signal.SIGKILL)
 
 
+@pytest.mark.starts
 def test_what_the_server_raises_is_its_exit_status_and_its_children_are_ended(package: Path) -> None:
     with launched(package, "--exit-with-stdin", "--fail") as process:
         said = process.stdout.read() if process.stdout else ""
@@ -191,6 +195,7 @@ def test_what_the_server_raises_is_its_exit_status_and_its_children_are_ended(pa
     assert "tree ended False" in said
 
 
+@pytest.mark.starts
 def test_an_interrupt_ends_it_in_order_and_without_a_traceback(package: Path) -> None:
     with launched(package) as process:
         until_ready(process)
@@ -200,6 +205,7 @@ def test_an_interrupt_ends_it_in_order_and_without_a_traceback(package: Path) ->
     assert said == "tree ended False"
 
 
+@pytest.mark.starts
 def test_on_a_cpu_the_defaults_and_placeholders_are_there_in_every_process(package: Path) -> None:
     with launched(package, "--dtype", "bfloat16", "--device", "cpu") as process:
         said, _ = until_ready(process)
@@ -209,6 +215,7 @@ def test_on_a_cpu_the_defaults_and_placeholders_are_there_in_every_process(packa
     assert said["arguments"][:2] == ["--attention-backend", "torch_native"]
 
 
+@pytest.mark.starts
 def test_on_a_cpu_adapters_are_computed_by_torch_and_need_no_pinned_memory(package: Path) -> None:
     with launched(package, "--device", "cpu", "--enable-lora") as process:
         said, _ = until_ready(process)
@@ -221,6 +228,7 @@ def test_on_a_cpu_adapters_are_computed_by_torch_and_need_no_pinned_memory(packa
     assert done.stdout == "[0, 0] [3]\n"
 
 
+@pytest.mark.starts
 def test_elsewhere_nothing_stands_in_for_compiled_packages_and_no_default_is_added(package: Path) -> None:
     with launched(package, "--tp", "2") as process:
         said, _ = until_ready(process)

@@ -49,7 +49,6 @@ async def update(pool: ServerPool, folder: Path) -> UpdateReport:
     return await pool.update_weights(weights, probe)
 
 
-@pytest.mark.starts
 @pytest.mark.parametrize("policy", ["stop", "evict"])
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_call_of_an_update_whose_connection_was_closed_is_made_again(path: str, policy: str, tmp_path: Path) -> None:
@@ -62,7 +61,6 @@ async def test_a_call_of_an_update_whose_connection_was_closed_is_made_again(pat
     assert tap.paths.count(path) == 2
 
 
-@pytest.mark.starts
 async def test_a_call_of_an_update_is_made_as_often_as_a_model_call_and_then_fails(tmp_path: Path) -> None:
     async with pool_behind_tap(on_server_failure="stop", request_retries=1) as (pool, tap):
         tap.to_close = ["/generate"] * 2

@@ -47,7 +47,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-pytestmark = [pytest.mark.starts, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 
 def probe_of(base: Path, adapter: Path) -> Probe:

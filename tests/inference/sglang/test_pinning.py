@@ -48,7 +48,6 @@ def assert_each_span_is_a_recompute(base: Path, folders: dict[int, Path], genera
         np.testing.assert_allclose(generation.output_logprobs[span.start : span.end], expected, rtol=0, atol=2e-5)
 
 
-@pytest.mark.starts
 @pytest.mark.parametrize(("max_lag", "versions"), [(0, [1, 2, 3, 4]), (1, [1, 3]), (2, [1, 4]), (3, [1]), (None, [1])])
 async def test_a_call_continues_with_the_newest_adapter_once_its_own_is_too_old(
     tmp_path: Path, max_lag: int | None, versions: list[int]
@@ -73,7 +72,6 @@ async def test_a_call_continues_with_the_newest_adapter_once_its_own_is_too_old(
         assert_each_span_is_a_recompute(base, folders, ended)
 
 
-@pytest.mark.starts
 async def test_a_call_whose_rest_cannot_be_asked_for_ends_with_its_adapter(tmp_path: Path) -> None:
     base = tiny_checkpoint(tmp_path / "model")
     folders = {version: make_adapter(base, tmp_path / f"v{version}", seed=version) for version in (1, 2)}

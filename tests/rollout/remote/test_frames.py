@@ -40,8 +40,6 @@ from agentrl.types import Task, Turn
 from tests.rollout.harness import PATIENCE_S, SAMPLING, Judge, episode, make_server, says
 from tests.support.remote import worker_setup
 
-pytestmark = pytest.mark.starts
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

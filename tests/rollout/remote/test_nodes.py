@@ -19,8 +19,6 @@ from agentrl_workflows.demo.ray_nodes import LocalRayCluster
 from tests.rollout.harness import PATIENCE_S, SAMPLING, make_server, says
 from tests.support.remote import remote_runner
 
-pytestmark = pytest.mark.starts
-
 
 def ignore(turn: Turn) -> None:
     """Take a turn."""
@@ -31,6 +29,7 @@ async def launched_here() -> AsyncGenerator[StartWorker]:
     yield partial(launched_worker, LocalLauncher(), ClusterConfig(start_timeout_s=PATIENCE_S))
 
 
+@pytest.mark.starts
 @pytest.mark.long
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_launched_worker_plays_dies_and_is_launched_again(model: Path, renderer: Renderer, tmp_path: Path) -> None:
@@ -48,6 +47,7 @@ async def test_a_launched_worker_plays_dies_and_is_launched_again(model: Path, r
         os.kill(pid, 0)
 
 
+@pytest.mark.starts
 @pytest.mark.long
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_launched_worker_ends_by_its_own_limit_and_not_before(

@@ -27,8 +27,6 @@ from agentrl.types import StopReason, Task, Trajectory, Turn
 from tests.rollout.harness import PATIENCE_S, SAMPLING, make_server, says
 from tests.support.remote import Ranked, StuckBackend, TwoTurns, remote_runner, threads
 
-pytestmark = pytest.mark.starts
-
 
 def make_runner(workflow: str, model: Path, *, workers: int = 1, rollout: RolloutConfig | None = None) -> RemoteRunner:
     return remote_runner(workflow, model, model / "logs", workers=workers, rollout=rollout, nodes=threads)

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl_sandbox.containers import Containers
-from agentrl_sandbox.containers.config import open_chosen_containers, read_containers_config
+from agentrl_sandbox.containers.config import containers_of, read_containers_config
 from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
 from tests.support.container_engines import IMAGE, Engine, gvisor
 from tests.support.echo import ASK, echo
@@ -26,7 +26,7 @@ async def opened(
     engine: Engine, images: dict[str, str | None] | None = None, **further: object
 ) -> AsyncGenerator[Containers]:
     config = read_containers_config(engine.containers(**further))
-    async with open_chosen_containers(config, images=images or {}, limits=LIMITS, max_open=4) as containers:
+    async with containers_of(config, images=images or {}, limits=LIMITS, max_open=4) as containers:
         yield containers
 
 
@@ -155,6 +155,10 @@ async def test_containers_of_gvisor_do_what_others_do(docker_engine: Engine) -> 
         assert await bench.read("/app/answer") == b"42\n"
         async with bench.run(directory="/app") as container:
             assert (await container.shell("ls")).text.split() == ["answer", "closed"]
+        async with echo() as served, bench.run(port=(8123, served.port)) as container:
+            program = f"{ASK}\nassert ask(8123, b'x' * 3_000_000) == b'x' * 3_000_000"
+            asked = await container.execute(["python3", "-c", program], timeout_s=100)
+            assert asked.is_success, asked.text
 
 
 async def test_programs_reach_the_port_and_no_other(engine: Engine) -> None:
@@ -179,7 +183,9 @@ async def test_an_agent_that_ends_the_relay_loses_its_own_way_alone(engine: Engi
             async with bench.run(port=(8123, served.port)) as container:
                 await container.shell("exec 5<>/dev/tcp/127.0.0.1/8123; (while echo more >&5; do :; done) >/dev/null 2>&1 &")
                 await until(lambda: bool(served.connected))
-                killed = await container.shell("pkill -9 -f selectors; while pgrep -f selectors >/dev/null; do :; done")
+                killed = await container.shell(
+                    "pkill -9 -f start_server; while pgrep -f start_server >/dev/null; do :; done"
+                )
                 assert killed.is_success, killed.text
                 assert not (await container.shell("mkdir /app; echo on > /app/made; : <>/dev/tcp/127.0.0.1/8123")).is_success
                 await until(lambda: not served.connected)

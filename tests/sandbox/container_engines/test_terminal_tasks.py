@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.errors import RunStopped
 from agentrl_sandbox.containers import Containers
-from agentrl_sandbox.containers.config import open_chosen_containers, read_containers_config
+from agentrl_sandbox.containers.config import containers_of, read_containers_config
 from agentrl_testing import play_async
 from agentrl_workflows.terminal import TerminalCommand
 from tests.support.container_engines import IMAGE, Engine
@@ -38,7 +38,7 @@ TASKS = ("count-lines", "mend-the-median")
 @asynccontextmanager
 async def opened(engine: Engine) -> AsyncGenerator[Containers]:
     config = read_containers_config(engine.containers())
-    async with open_chosen_containers(config, images={IMAGE: None}, limits=SCRIPT_LIMITS, max_open=8) as containers:
+    async with containers_of(config, images={IMAGE: None}, limits=SCRIPT_LIMITS, max_open=8) as containers:
         yield containers
 
 

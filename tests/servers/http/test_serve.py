@@ -19,8 +19,6 @@ import pytest
 from agentrl.errors import ConfigError
 from agentrl.servers.listening import check_address
 
-pytestmark = pytest.mark.starts
-
 
 @contextmanager
 def process(*arguments: str) -> Generator[subprocess.Popen[bytes]]:
@@ -65,6 +63,7 @@ def patient(checkpoint: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "stdin"])
 def test_a_server_process_announces_itself_and_ends_cleanly(end: str, patient: Path) -> None:
     options = ["--max-context-tokens", "250000", "--weight-version", "3", "--exit-with-stdin"]
@@ -87,6 +86,7 @@ def test_a_server_process_announces_itself_and_ends_cleanly(end: str, patient: P
         assert child.stderr.read() == b""
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -20,8 +20,6 @@ from tests.support.tiny import Architecture, tiny_checkpoint
 from tests.trainer.helpers import load_plain
 from tests.trainer.parallel.steps import IDS, assert_same, make_trainer, three_steps_each
 
-pytestmark = pytest.mark.starts
-
 _TEMPERATURES = [0.7, 1.0, 1.0]
 # Ranks sum gradients in another order. AdamW divides by their size, so in its first steps a weight whose gradient is
 # rounding noise moves by the learning rate in a random direction. More optimizer steps and cut sequences have more of it.

@@ -29,8 +29,6 @@ from tests.support.cli import child_commands, children
 from tests.support.processes import listening_addresses
 from tests.trainer.helpers import random_batch
 
-pytestmark = pytest.mark.starts
-
 _CONFIG = TrainerConfig.model_validate({"lr": 1e-3, "parallel": {"dp": 2}})
 
 
@@ -49,6 +47,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.starts
 @pytest.mark.slow
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_two_processes_train_publish_and_save_and_end_when_one_dies(tmp_path: Path, checkpoint: Path) -> None:
@@ -80,6 +79,7 @@ async def test_two_processes_train_publish_and_save_and_end_when_one_dies(tmp_pa
     assert not any(map(_is_alive, trainer.pids))
 
 
+@pytest.mark.starts
 @pytest.mark.long
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("rank", [0, 1])
@@ -114,6 +114,7 @@ _IS_KILLED = "import os; open('one').read(); os.kill(os.getpid(), 9)"
 _HAS_A_BUG = "import sys; open('one').read(); open('two').read(); sys.exit('ValueError: a bug')"
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize(
     ("cause", "third", "named"),
@@ -152,6 +153,7 @@ def test_a_gpu_that_is_missing_is_an_error_on_every_rank() -> None:
             RankPlace(rank=rank, world=here + 2, store="s").device_of(torch.device("cuda"))
 
 
+@pytest.mark.starts
 @pytest.mark.slow
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_model_that_cannot_be_loaded_is_one_error_and_all_processes_end(tmp_path: Path) -> None:

@@ -12,12 +12,11 @@ from agentrl.types import StopReason, Task
 from agentrl_workflows.math_feedback import FEEDBACK, INSTRUCTION, MathFeedback
 from tests.support.player import Player
 
-pytestmark = pytest.mark.starts
-
 HALF = Task(id="half", data={"question": "What is 1 - 1/2?", "answer": "0.5"})
 WRONG, RIGHT = r"It is \boxed{2}.", r"It is \boxed{\frac{1}{2}}."
 
 
+@pytest.mark.starts
 async def test_a_right_answer_pays_less_at_each_further_attempt(play: Player) -> None:
     scripts = [[RIGHT], [WRONG, RIGHT], [WRONG, r"\boxed{3}", RIGHT], [WRONG, WRONG, "No idea."]]
     episodes = await play.all(MathFeedback(discount=0.5, num_workers=1), HALF, *scripts)

@@ -15,8 +15,6 @@ from agentrl_workflows.math_python import MathPython
 from tests.support.player import Player, tool_call
 from tests.support.sandboxes import usable_host
 
-pytestmark = pytest.mark.starts
-
 SUM = Task(id="sum", data={"question": "What is the sum of the squares of 1 to 100?", "answer": "338350"})
 
 
@@ -24,6 +22,7 @@ def python(code: str) -> str:
     return tool_call("python", code=code)
 
 
+@pytest.mark.starts
 async def test_a_session_keeps_its_variables_and_what_goes_wrong_in_it_is_for_the_model_to_read(play: Player) -> None:
     usable_host()
     right = [python("x = 100"), python("sum(n * n for n in range(x + 1))"), r"\boxed{338350}"]
@@ -78,6 +77,7 @@ class BrokenSandbox:
         return self.session(limits=limits)
 
 
+@pytest.mark.starts
 async def test_a_sandbox_that_breaks_is_an_environment_fault_and_no_reward(play: Player) -> None:
     usable_host()
 

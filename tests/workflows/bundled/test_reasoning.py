@@ -9,11 +9,10 @@ from agentrl.types import StopReason, Task
 from agentrl_workflows.reasoning import Reasoning
 from tests.support.player import Player
 
-pytestmark = pytest.mark.starts
-
 HALF = Task(id="half", data={"question": "What is 1 - 1/2?", "answer": "0.5"})
 
 
+@pytest.mark.starts
 async def test_an_equivalent_answer_pays_and_exactly_one_box_pays_a_little(play: Player) -> None:
     rewards = {
         r"It is \boxed{\frac{1}{2}}.": 1.1,

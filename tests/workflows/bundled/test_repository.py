@@ -21,8 +21,6 @@ from agentrl_workflows.repository import RepositoryAgent
 from tests.support.player import Player, tool_call
 from tests.support.sandboxes import usable_host
 
-pytestmark = pytest.mark.starts
-
 TASKS = {each.name: each for each in load_repository_tasks()}
 LEDGER = next(task for task in repository_tasks() if task.id == "repository-ledger")
 SUBMIT = tool_call("submit")
@@ -46,6 +44,7 @@ def edits(task: RepositoryTask) -> str:
     return "\n".join(tool_call("edit_file", path=each.path, old=each.old, new=each.new) for each in task.patch)
 
 
+@pytest.mark.starts
 async def test_the_reference_patch_alone_passes_every_hidden_test_of_each_project() -> None:
     usable_host()
     jobs = [(dict(files), task.tests) for task in TASKS.values() for files in (task.files, task.patched())]
@@ -62,6 +61,7 @@ async def test_the_reference_patch_alone_passes_every_hidden_test_of_each_projec
     assert shares[1::2] == [1.0] * 3
 
 
+@pytest.mark.starts
 async def test_hidden_tests_pay_for_the_patch_and_for_nothing_else(play: Player) -> None:
     usable_host()
     init = LEDGER["files"]["ledger/__init__.py"]

@@ -16,8 +16,6 @@ from agentrl_workflows.search import SearchAgent
 from agentrl_workflows.velmara import velmara_questions, velmara_tasks
 from tests.support.player import Player, tool_call
 
-pytestmark = pytest.mark.starts
-
 PIRATE = Task(id="p", data={"question": "Who built the ship that caught Corin Vash?", "answer": ["Tamsin Quill"]})
 
 

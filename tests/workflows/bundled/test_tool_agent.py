@@ -13,8 +13,6 @@ from agentrl_workflows.tool_agent import ToolAgent
 from tests.support import toolbox
 from tests.support.player import Player, tool_call
 
-pytestmark = pytest.mark.starts
-
 HERE = "tests.support.toolbox"
 GRADER = f"{HERE}:says_the_answer"
 TASK = Task(id="v", data={"question": "How many people are in two countries like Velmara?", "answer": 82_000})

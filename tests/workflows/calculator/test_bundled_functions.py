@@ -33,7 +33,7 @@ from agentrl_workflows.calculator.recipe import SMOKE
 from agentrl_workflows.demo.warm_start import make_student
 from benchmarks.one_process import smoke_run, train_here
 
-pytestmark = [pytest.mark.starts, pytest.mark.parametrize("anyio_backend", ["asyncio"])]  # the server needs it
+pytestmark = pytest.mark.parametrize("anyio_backend", ["asyncio"])  # the server needs it
 
 PATIENCE_S = 600.0
 STEPS = 3
@@ -110,6 +110,7 @@ def check(reports: Sequence[dict[str, float]]) -> None:
         assert metrics["update_to_weight_ratio"] > 0
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("algorithm", combinations(), ids=lambda each: str(each["policy_loss"]))
 async def test_it_trains_the_smallest_demo(student: Path, tmp_path: Path, algorithm: dict[str, Any]) -> None:
     reports = await reports_of(few(student, tmp_path, algorithm))
@@ -117,12 +118,14 @@ async def test_it_trains_the_smallest_demo(student: Path, tmp_path: Path, algori
     assert all(report.skipped is None for report in reports)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("preset", PRESETS)
 async def test_a_preset_trains_the_smallest_demo(student: Path, tmp_path: Path, preset: str) -> None:
     reports = await reports_of(few(student, tmp_path, {"preset": preset}))
     check([dict(report.metrics) for report in reports])
 
 
+@pytest.mark.starts
 async def test_two_ranks_train_the_smallest_demo_with_the_baseline_and_the_guard_of_vcpo(
     student: Path, tmp_path: Path
 ) -> None:

@@ -24,8 +24,6 @@ from agentrl_workflows.tasks.private_tests import convert_private_tests
 from agentrl_workflows.tasks.repository_files import swe_tasks
 from tests.support.sandboxes import usable_host
 
-pytestmark = pytest.mark.starts
-
 MBPP: dict[str, Any] = {
     "task_id": 11,
     "text": "Write a function that doubles every number of a list.",
@@ -81,6 +79,7 @@ def write(folder: Path, *records: Mapping[str, object]) -> str:
     return str(folder / "data.jsonl")
 
 
+@pytest.mark.starts
 async def test_the_solutions_of_the_files_pass_their_hidden_tests_and_no_code_does_not(
     tmp_path: Path, sandbox: BoxSandbox
 ) -> None:
@@ -96,6 +95,7 @@ async def test_the_solutions_of_the_files_pass_their_hidden_tests_and_no_code_do
     assert await grader(f"```python\n{body}\n```", read_tests(method["tests"])) == 1.0
 
 
+@pytest.mark.starts
 def test_mbpp_shows_the_first_assertion_and_hides_the_others(tmp_path: Path) -> None:
     [task] = mbpp_tasks(write(tmp_path, MBPP))
     assert task.id == "mbpp-11"
@@ -105,6 +105,7 @@ def test_mbpp_shows_the_first_assertion_and_hides_the_others(tmp_path: Path) -> 
     assert task["examples"]["calls"] == [["double_all([1, 2])", "[2, 4]"]]
 
 
+@pytest.mark.starts
 def test_sanitized_mbpp_has_a_prompt_and_imports(tmp_path: Path) -> None:
     record = {name: value for name, value in MBPP.items() if name in ("task_id", "code", "test_list")}
     record |= {"prompt": "Double every number.", "test_imports": ["import math"], "source_file": "a.ipynb"}
@@ -112,6 +113,7 @@ def test_sanitized_mbpp_has_a_prompt_and_imports(tmp_path: Path) -> None:
     assert task["question"].startswith("Double every number.")
 
 
+@pytest.mark.starts
 def test_humaneval_keeps_its_tolerance_and_leaves_out_what_checks_nothing(tmp_path: Path) -> None:
     [task] = humaneval_tasks(write(tmp_path, HUMANEVAL))
     assert task.id == "humaneval-HumanEval/900"
@@ -123,6 +125,7 @@ def test_humaneval_keeps_its_tolerance_and_leaves_out_what_checks_nothing(tmp_pa
     assert task["question"].startswith("Complete the function `mean`:\n\n```python\nfrom typing import List")
 
 
+@pytest.mark.starts
 def test_livecodebench_has_runs_of_a_program_or_calls_of_a_method(tmp_path: Path) -> None:
     program, method = livecodebench_tasks(write(tmp_path, STDIN, FUNCTIONAL))
     assert read_tests(program["tests"]) == read_tests(
@@ -136,6 +139,7 @@ def test_livecodebench_has_runs_of_a_program_or_calls_of_a_method(tmp_path: Path
     assert "standard input" in program["question"]
 
 
+@pytest.mark.starts
 def test_compressed_pickle_is_refused_and_public_tests_can_be_used_alone(tmp_path: Path) -> None:
     compressed = base64.b64encode(zlib.compress(b"\x80\x04\x95 and more")).decode()
     path = write(tmp_path, {**STDIN, "private_test_cases": compressed})
@@ -152,6 +156,7 @@ def packed(data: bytes) -> str:
     return base64.b64encode(zlib.compress(data)).decode()
 
 
+@pytest.mark.starts
 async def test_the_sandbox_converts_private_tests_and_lets_no_pickle_name_a_global(tmp_path: Path) -> None:
     usable_host()
     cases = json.loads(STDIN["private_test_cases"])
@@ -177,6 +182,7 @@ async def test_the_sandbox_converts_private_tests_and_lets_no_pickle_name_a_glob
     assert not marker.exists()
 
 
+@pytest.mark.starts
 def test_swe_records_keep_both_patches_and_lists_that_are_written_as_json(tmp_path: Path) -> None:
     [task] = swe_tasks(write(tmp_path, SWE))
     assert (task.id, task["question"], task["repo"]) == ("swe-me__tool-7", "The tool prints nothing.", "me/tool")
@@ -185,6 +191,7 @@ def test_swe_records_keep_both_patches_and_lists_that_are_written_as_json(tmp_pa
     assert (task["reference"], "hints" in task.data) == (SWE["patch"], False)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("factory", "record", "changes", "expected"),
     [
@@ -222,6 +229,7 @@ def test_a_record_that_cannot_be_used_is_named_with_what_to_do(
     assert "fix or remove the record" in str(error.value)
 
 
+@pytest.mark.starts
 def test_unreadable_tests_are_left_out_only_on_request_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     loop = {**MBPP, "task_id": 12, "test_list": ["assert double_all([x for x in (1, 2)]) == [2, 4]"]}
     path = write(tmp_path, MBPP, loop)
@@ -236,6 +244,7 @@ def test_unreadable_tests_are_left_out_only_on_request_and_counted(tmp_path: Pat
         mbpp_tasks(write(tmp_path, {**MBPP, "code": None}), skip_unreadable=True)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -258,6 +267,7 @@ def test_assertions_become_calls_with_values(line: str, expected: list[list[str]
     assert asserted_calls([line])["calls"] == expected
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("line", "tolerance"),
     [

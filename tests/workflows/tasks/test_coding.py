@@ -22,8 +22,6 @@ from agentrl_workflows.coding.answers import compute_answers
 from agentrl_workflows.coding.parts import Draft
 from tests.support.solutions import run_solutions
 
-pytestmark = pytest.mark.starts
-
 
 @pytest.fixture(scope="module")
 def some() -> list[CodingTask]:
@@ -54,12 +52,14 @@ async def assert_sound(sandbox: BoxSandbox, tasks: list[CodingTask]) -> None:
     assert max(found[1] for found in constants if found) < 1.0
 
 
+@pytest.mark.starts
 async def test_references_pass_and_wrong_solutions_and_constants_fail(sandbox: BoxSandbox, some: list[CodingTask]) -> None:
     assert Counter(task.level for task in some) == dict.fromkeys(CODING_LEVELS, 14)
     assert len({task.question for task in some}) == 56
     await assert_sound(sandbox, some)
 
 
+@pytest.mark.starts
 async def test_the_grader_agrees(sandbox: BoxSandbox, some: list[CodingTask]) -> None:
     made = next(task for task in some if task.level == 4)
     task, grader = made.as_task(), CodeGrader(sandbox)
@@ -70,6 +70,7 @@ async def test_the_grader_agrees(sandbox: BoxSandbox, some: list[CodingTask]) ->
     assert task["tests"]["calls"][0][0] not in task["question"]
 
 
+@pytest.mark.starts
 def test_the_same_arguments_give_the_same_tasks_and_the_splits_share_none() -> None:
     whole = coding_tasks(16, seed=5, levels=[1])
     train, held_out = (coding_tasks(16, seed=5, levels=[1], split=split) for split in ("train", "held_out"))  # pyright: ignore[reportArgumentType]
@@ -88,6 +89,7 @@ def test_wrong_arguments_are_refused() -> None:
         coding_tasks(8, levels=[5])
 
 
+@pytest.mark.starts
 def test_a_solution_that_loops_is_late_and_one_that_raises_has_an_error() -> None:
     sources = ("def f(x):\n    while x:\n        pass\n    return x", "def f(x):\n    return 1 // x")
     looping, raising = compute_answers([(source, "f", [(0,), (1,), (0,)]) for source in sources], cpu_s=0.5)
@@ -95,6 +97,7 @@ def test_a_solution_that_loops_is_late_and_one_that_raises_has_an_error() -> Non
     assert raising == ["!ZeroDivisionError", "1", "!ZeroDivisionError"]
 
 
+@pytest.mark.starts
 def test_a_reference_that_is_late_is_an_error_and_no_task_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(rng: Random) -> Draft:
         made = level_1.LEVEL_1_FAMILIES[0](rng)
@@ -106,6 +109,7 @@ def test_a_reference_that_is_late_is_an_error_and_no_task_left_out(monkeypatch: 
         make_coding_tasks(2, levels=[1])
 
 
+@pytest.mark.starts
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 async def test_all_tasks_of_the_example_run_are_sound_and_no_two_behave_alike(sandbox: BoxSandbox) -> None:

@@ -18,8 +18,6 @@ from agentrl.types import Task
 from agentrl_rewards.extract import boxed
 from agentrl_workflows.tasks.math_files import aime_tasks, deepscaler_tasks, gsm8k_tasks, math_tasks
 
-pytestmark = pytest.mark.starts
-
 APPLES = {"question": "Ann picks 3 bags of 24 apples. How many?", "answer": "3 * 24 = <<3*24=72>>72 apples.\n#### 72"}
 SAVINGS = {"question": "What are 5 tens of 200 dollars?", "answer": "It is $1,000 each.\n#### $10,000"}
 HALF = {

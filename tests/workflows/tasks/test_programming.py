@@ -15,8 +15,6 @@ from agentrl_sandbox.types import Limits
 from agentrl_workflows.programming import PROGRAMMING_LEVELS, ProgrammingTask, load_programming_tasks, programming_tasks
 from tests.support.solutions import run_solutions
 
-pytestmark = pytest.mark.starts
-
 ALL = [(level, task) for level in PROGRAMMING_LEVELS for task in load_programming_tasks(level)]
 
 
@@ -54,6 +52,7 @@ def test_a_policy_sees_the_example_and_no_hidden_test() -> None:
         assert task["question"].count("Example:") == 1
 
 
+@pytest.mark.starts
 async def test_the_reference_passes_all_tests_and_wrong_solutions_fail_a_hidden_one(sandbox: BoxSandbox) -> None:
     sources = [(task, source) for _, task in ALL for source in (task.reference, *task.wrong_solutions())]
     jobs = [(source, [call for call, _ in task.tests]) for task, source in sources]

@@ -14,8 +14,6 @@ from agentrl_rewards.extract import boxed
 from agentrl_workflows.tasks.word_problems import WORD_LEVELS, verified_answer, word_problems
 from agentrl_workflows.tasks.word_templates import TEMPLATES, WordTemplate
 
-pytestmark = pytest.mark.starts
-
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.name)
 def test_formula_and_procedure_agree_on_many_draws(template: WordTemplate) -> None:

@@ -22,7 +22,6 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.mark.starts
 def test_there_are_forty_tasks_at_four_levels_with_names_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,6 @@ print(json.dumps({folder: Task(Path(folder)).instruction for folder in sys.argv[
 """
 
 
-@pytest.mark.starts
 @pytest.mark.skipif(HARBOR_PYTHON is None, reason="HARBOR_PYTHON names no Python 3.12 with harbor")
 def test_harbor_reads_every_bundled_folder_and_those_of_the_generator(tmp_path: Path) -> None:
     folders = write_problems(bundled_problems(), tmp_path / "bundled")

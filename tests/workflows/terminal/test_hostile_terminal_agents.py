@@ -13,7 +13,7 @@ from tests.support.hostile_agents import CLOSING, NAIVE, OWNED, READING, RUNNING
 from tests.support.hosts import HOST_KEY, running_host
 from tests.support.terminal import SCRIPT_LIMITS, outcomes_in, write_bundled_task, write_naive_task
 
-pytestmark = [pytest.mark.starts, pytest.mark.anyio, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
@@ -27,6 +27,7 @@ async def outcomes(folder: Path, agents: Mapping[str, str], patience_s: float = 
         return await outcomes_in(containers, folder, agents, patience_s)
 
 
+@pytest.mark.starts
 @pytest.mark.long
 async def test_agents_that_attack_a_trusting_test_get_nothing(tmp_path: Path) -> None:
     folder = write_naive_task(tmp_path / "naive")
@@ -35,12 +36,14 @@ async def test_agents_that_attack_a_trusting_test_get_nothing(tmp_path: Path) ->
     assert {name: got for name, got in (await outcomes(folder, {**NAIVE, **OWNED})).items() if got != 0.0} == {}
 
 
+@pytest.mark.starts
 async def test_agents_that_close_their_files_to_those_who_judge_get_nothing(tmp_path: Path) -> None:
     folder = write_naive_task(tmp_path / "naive")
     assert await outcomes(folder, CLOSING) == dict.fromkeys(CLOSING, 0.0)
     assert await outcomes(folder, {"honest": "chmod 000 /root; echo 42 > answer.txt"}) == {"honest": 1.0}
 
 
+@pytest.mark.starts
 async def test_agents_on_a_host_that_close_their_files_to_those_who_judge_get_nothing(tmp_path: Path) -> None:
     folder = write_naive_task(tmp_path / "naive")
     with running_host() as (url, _):
@@ -49,11 +52,13 @@ async def test_agents_on_a_host_that_close_their_files_to_those_who_judge_get_no
             assert await outcomes_in(fleet, folder, CLOSING, 20) == dict.fromkeys(CLOSING, 0.0)
 
 
+@pytest.mark.starts
 async def test_agents_whose_answer_is_no_plain_file_get_nothing(tmp_path: Path) -> None:
     folder = write_bundled_task(tmp_path, "count-lines")
     assert {name: got for name, got in (await outcomes(folder, READING)).items() if got != 0.0} == {}
 
 
+@pytest.mark.starts
 @pytest.mark.long
 async def test_programs_that_attack_the_test_that_runs_them_get_nothing(tmp_path: Path) -> None:
     folder = write_bundled_task(tmp_path, "mend-the-median")

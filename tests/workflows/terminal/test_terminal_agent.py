@@ -14,7 +14,7 @@ from agentrl_workflows.terminal import Screen, TerminalAgent
 from agentrl_workflows.terminal.verifier import kept_paths, read_reward
 from tests.support.terminal import write_problem
 
-pytestmark = [pytest.mark.starts, pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio]
 ARGUMENTS = {"images": {"debian:12": None}}
 
 
@@ -35,6 +35,7 @@ def replies_of(trajectory: Trajectory) -> str:
     return "\n".join(str(turn.message.get("content")) for turn in trajectory.turns)
 
 
+@pytest.mark.starts
 async def test_the_model_works_in_a_shell_and_is_paid_by_the_tests(tmp_path: Path) -> None:
     task = write_problem(tmp_path, "count-lines")
     replies = [
@@ -49,6 +50,7 @@ async def test_the_model_works_in_a_shell_and_is_paid_by_the_tests(tmp_path: Pat
     assert lazy.final_reward == 0.0
 
 
+@pytest.mark.starts
 async def test_the_last_turn_that_is_allowed_counts(tmp_path: Path) -> None:
     task = write_problem(tmp_path, "count-lines")
     replies = [call("bash", command="wc -l < data.txt > count.txt")]
@@ -56,6 +58,7 @@ async def test_the_last_turn_that_is_allowed_counts(tmp_path: Path) -> None:
     assert (paid.final_reward, paid.metrics["finished"]) == (1.0, 0)
 
 
+@pytest.mark.starts
 async def test_tests_that_name_no_reward_whatever_the_agent_does_are_a_fault(tmp_path: Path) -> None:
     for number, test in enumerate(("true", "echo nan > /logs/verifier/reward.txt", "sleep 1000", "exit 1")):
         task = write_folder(tmp_path / str(number), test)
@@ -65,6 +68,7 @@ async def test_tests_that_name_no_reward_whatever_the_agent_does_are_a_fault(tmp
         assert "names no reward" in played.failure.message
 
 
+@pytest.mark.starts
 async def test_an_image_that_is_not_there_is_a_fault_that_names_it(tmp_path: Path) -> None:
     task = write_folder(tmp_path, "echo 1 > /logs/verifier/reward.txt")
     (tmp_path / "environment").mkdir()
@@ -75,6 +79,7 @@ async def test_an_image_that_is_not_there_is_a_fault_that_names_it(tmp_path: Pat
     assert "there is no image 'node:22'" in played.failure.message
 
 
+@pytest.mark.starts
 async def test_tests_that_the_agent_broke_pay_nothing(tmp_path: Path) -> None:
     task = write_folder(tmp_path / "one", "[ -e /app/x ] && exit 3\necho 0.5 > /logs/verifier/reward.txt")
     broken = await play_async(TerminalAgent, task, [call("bash", command="touch x"), "Done."], workflow_args=ARGUMENTS)
@@ -83,12 +88,14 @@ async def test_tests_that_the_agent_broke_pay_nothing(tmp_path: Path) -> None:
     assert (kept.final_reward, kept.metrics["verifier_broken"]) == (0.5, 0)
 
 
+@pytest.mark.starts
 async def test_named_parts_are_recorded(tmp_path: Path) -> None:
     task = write_folder(tmp_path / "one", 'echo \'{"reward": 0.75, "style": 0.5}\' > /logs/verifier/reward.json')
     played = await play_async(TerminalAgent, task, ["Done."], workflow_args=ARGUMENTS)
     assert (played.final_reward, played.metrics["reward.style"]) == (0.75, 0.5)
 
 
+@pytest.mark.starts
 async def test_a_screen_tells_of_cuts_interrupts_and_lost_shells() -> None:
     async with open_containers() as containers, containers.workbench() as bench, bench.run(directory="/app") as container:
         screen = Screen(container, max_chars=40, command_s=30)
@@ -102,6 +109,7 @@ async def test_a_screen_tells_of_cuts_interrupts_and_lost_shells() -> None:
         assert (screen.counts["cut"], hasty.counts["timeouts"]) == (1, 1)
 
 
+@pytest.mark.starts
 async def test_the_commands_of_one_turn_share_its_budget_and_the_next_turn_has_a_whole_one() -> None:
     async with open_containers() as containers, containers.workbench() as bench, bench.run(directory="/app") as container:
         screen = Screen(container, max_chars=40)
@@ -116,6 +124,7 @@ async def test_the_commands_of_one_turn_share_its_budget_and_the_next_turn_has_a
 FEEDBACK = "cd /app && ls *.txt 2>/dev/null | wc -l > /logs/verifier/reward.txt"
 
 
+@pytest.mark.starts
 async def test_feedback_of_a_task_rewards_each_turn_with_what_it_gained(tmp_path: Path) -> None:
     task = write_folder(tmp_path / "one", "echo 1 > /logs/verifier/reward.txt")
     (tmp_path / "one" / "tests" / "feedback.sh").write_text(FEEDBACK)
@@ -133,6 +142,7 @@ async def test_feedback_of_a_task_rewards_each_turn_with_what_it_gained(tmp_path
     assert [turn.reward for turn in off.turns] == [None] * 4
 
 
+@pytest.mark.starts
 async def test_episodes_whose_containers_are_all_taken_still_get_feedback(tmp_path: Path) -> None:
     task = write_folder(tmp_path / "one", "echo 1 > /logs/verifier/reward.txt")
     (tmp_path / "one" / "tests" / "feedback.sh").write_text(FEEDBACK)
@@ -141,6 +151,7 @@ async def test_episodes_whose_containers_are_all_taken_still_get_feedback(tmp_pa
     assert [turn.reward for turn in played.turns] == [0.5, None]
 
 
+@pytest.mark.starts
 async def test_commands_of_an_image_run_once_for_its_episodes_their_feedback_and_their_tests(tmp_path: Path) -> None:
     same = "cmp -s /opt/id /app/id && reward=1 || reward=0; echo $reward > /logs/verifier/reward.txt"
     task = write_folder(tmp_path / "one", f"[ -e /app/broken ] && exit 1\n{same}")
@@ -158,6 +169,7 @@ async def test_commands_of_an_image_run_once_for_its_episodes_their_feedback_and
         assert (broken.final_reward, broken.metrics["verifier_broken"]) == (0.0, 1), broken.failure
 
 
+@pytest.mark.starts
 async def test_feedback_that_says_nothing_is_counted_and_changes_no_reward(tmp_path: Path) -> None:
     task = write_folder(tmp_path / "one", "echo 1 > /logs/verifier/reward.txt")
     (tmp_path / "one" / "tests" / "feedback.sh").write_text(f"[ -e /app/bad.txt ] && exit 1\n{FEEDBACK}")
@@ -188,6 +200,7 @@ setsid sh -c 'until python3 /tmp/bomb.py; do :; done' >/dev/null 2>&1 &""",
 }
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("script", DYING.values(), ids=DYING)
 async def test_an_agent_whose_container_dies_during_feedback_is_judged_all_the_same(tmp_path: Path, script: str) -> None:
     task = write_folder(tmp_path / "one", "[ -e /app/x ]; echo $((1 - $?)) > /logs/verifier/reward.txt")
@@ -231,6 +244,7 @@ def test_the_tests_see_own_directories_and_what_the_task_names(tmp_path: Path) -
     assert kept_paths(changed, harbor) == ["/app", "/srv", "/usr/src/job", "/etc/nginx"]
 
 
+@pytest.mark.starts
 async def test_programs_of_the_agent_in_a_directory_of_the_path_do_not_reach_the_tests(tmp_path: Path) -> None:
     test = "python3 -c 'raise SystemExit(1)' && reward=1 || reward=0; echo $reward > /logs/verifier/reward.txt"
     task = write_folder(tmp_path, test)

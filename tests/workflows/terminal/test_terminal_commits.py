@@ -21,7 +21,7 @@ from agentrl_workflows.terminal_commits.suite import put_back
 from tests.support.commits import AFTER, BEFORE, make_repository
 from tests.support.terminal import play_script
 
-pytestmark = [pytest.mark.starts, pytest.mark.anyio, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 SOLVE = "printf 'def total(coins):\\n    return sum(coins)\\n' > pocket/purse.py"
 HOSTILE = {
     "tests of its own": "printf 'import unittest\\n' > tests/test_purse.py",
@@ -47,6 +47,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.mark.starts
 async def test_a_task_of_two_commits_pays_what_mends_the_sources_and_no_agent_that_goes_round_the_tests(
     tmp_path: Path,
 ) -> None:
@@ -75,6 +76,7 @@ async def test_a_task_of_two_commits_pays_what_mends_the_sources_and_no_agent_th
     assert {name for name, reward in found.items() if reward} == {"mended", "mended, and hostile"}
 
 
+@pytest.mark.starts
 async def test_pytest_runs_the_tests_of_a_task_that_brings_it(tmp_path: Path) -> None:
     packages = tmp_path / "packages"
     packages.mkdir()
@@ -103,6 +105,7 @@ async def test_pytest_runs_the_tests_of_a_task_that_brings_it(tmp_path: Path) ->
     assert rewards == [1.0, 0.0, 1.0]
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("commits", "expected"),
     [
@@ -121,6 +124,7 @@ async def test_commits_that_make_no_task_are_refused_with_the_reason(
     assert not (tmp_path / "task").exists()
 
 
+@pytest.mark.starts
 def test_a_repository_that_a_task_cannot_hold_is_refused_with_the_reason(tmp_path: Path) -> None:
     repository = make_repository(tmp_path / "repository", BEFORE)
     for name, expected in (("HEAD~7", "git rev-parse"), ("--help", "git rev-parse")):
@@ -160,6 +164,7 @@ def test_tests_are_put_back_over_links_and_files_in_the_way(tmp_path: Path) -> N
     assert (outside / "test_a.py").read_text() == "mine"
 
 
+@pytest.mark.starts
 def test_the_command_line_makes_a_folder_that_can_be_read(tmp_path: Path) -> None:
     repository = make_repository(tmp_path / "repository", BEFORE, AFTER)
     command = [sys.executable, "-m", "agentrl_workflows.terminal_commits", str(repository), str(tmp_path / "task")]

@@ -18,8 +18,6 @@ from agentrl_workflows.terminal_demo.tasks import NoteTask, note_tasks, random_n
 from agentrl_workflows.terminal_demo.tokenizer import write_terminal_tokenizer
 from tests.support.terminal import SCRIPT_LIMITS, play_script
 
-pytestmark = pytest.mark.starts
-
 
 @pytest.fixture
 def anyio_backend() -> str:
@@ -59,6 +57,7 @@ def test_a_demonstration_is_few_tokens_and_round_trips(tmp_path: Path) -> None:
     assert len(ids) <= 12
 
 
+@pytest.mark.starts
 @pytest.mark.anyio
 async def test_outputs_of_demonstrations_are_those_of_the_container() -> None:
     rng = random.Random(0)

@@ -111,17 +111,17 @@ def brackets(rng: Random) -> Draft:
     extra = "            if stack and stack[-1] == c:\n                right, wrong_at = False, i\n                break\n" if nested else ""
 
     def text(n: int) -> str:
-        open_ones: list[str] = []
+        unclosed: list[str] = []
         found = ""
         for _ in range(n):
-            if open_ones and rng.random() < 0.45:
-                found += open_ones.pop()[1]
+            if unclosed and rng.random() < 0.45:
+                found += unclosed.pop()[1]
             else:
-                fitting = [kind for kind in kinds if not nested or not open_ones or open_ones[-1] != kind] or kinds
-                open_ones.append(rng.choice(fitting))
-                found += open_ones[-1][0]
+                fitting = [kind for kind in kinds if not nested or not unclosed or unclosed[-1] != kind] or kinds
+                unclosed.append(rng.choice(fitting))
+                found += unclosed[-1][0]
             found += rng.choice(["", "", "a"])
-        found += "".join(kind[1] for kind in open_ones[::-1])
+        found += "".join(kind[1] for kind in unclosed[::-1])
         return found if rng.random() < 0.6 else found.replace(rng.choice(kinds)[rng.randrange(2)], rng.choice(kinds)[1], 1)
 
     return make_draft(

@@ -23,7 +23,7 @@ from agentrl.support.concurrency import outside_work
 from agentrl.types import Task
 from agentrl.workflow import RolloutWorkflow
 from agentrl_sandbox.containers import LayerFile
-from agentrl_sandbox.containers.config import open_chosen_containers, read_containers_config
+from agentrl_sandbox.containers.config import containers_of, read_containers_config
 from agentrl_sandbox.containers.prepared import PREPARE_S
 from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
 from agentrl_sandbox.harbor.task import HarborTask, read_harbor_folder
@@ -158,7 +158,7 @@ class TerminalWorkflow(RolloutWorkflow):
             ConfigError: this machine cannot run them, or an image is no folder of one.
         """
         most = 2 * self._max_open  # an episode may hold a workbench while its feedback waits for another
-        opened = open_chosen_containers(self._where, images=self._images, limits=self._limits, max_open=most)
+        opened = containers_of(self._where, images=self._images, limits=self._limits, max_open=most)
         async with opened as containers:
             benches = TaskBenches(containers, prepare_s=self._prepare_s)
             turns = anyio.Semaphore(self._max_open)

@@ -11,15 +11,15 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
-import aiohttp
 import anyio
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.support.concurrency import outside_work, task_group
 from agentrl_sandbox.containers.fleet.placement import Placement, refuse_misfit
-from agentrl_sandbox.containers.fleet.remote_host import NoRoom, RemoteHost, RemoteWorkbench
+from agentrl_sandbox.containers.fleet.remote_host import RemoteHost, RemoteWorkbench
 from agentrl_sandbox.containers.protocol import ANY_IMAGE, CONTAINER_LIMITS, MAX_STARTING
 from agentrl_sandbox.containers.starting import turn_to_start
+from agentrl_sandbox.remote.client import NoRoom, open_http
 from agentrl_sandbox.types import Limits
 
 LIFE_S: Final = 2.0
@@ -124,13 +124,8 @@ async def open_fleet(
     """
     if not urls or len(set(urls)) < len(urls):
         raise ConfigError(f"containers: expected addresses of different hosts, got {list(urls)}")
-    headers = {"Content-Type": "application/json"}
-    if api_key is not None:
-        headers["Authorization"] = f"Bearer {api_key}"
     chosen, client = limits or CONTAINER_LIMITS, secrets.token_hex(8)
-    connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
-    async with aiohttp.ClientSession(headers=headers, trust_env=False, connector=connector, timeout=timeout) as http:
+    async with open_http(api_key) as http:
         hosts = [RemoteHost(url, http, client) for url in urls]
         async with task_group() as tasks:
             for host in hosts:

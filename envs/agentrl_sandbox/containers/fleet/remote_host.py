@@ -1,14 +1,14 @@
 """One host of containers, as a run sees it: its state, the requests to it, and the workbenches that it holds for the run.
 
-Invariant: whatever goes wrong on the way is an `EnvironmentFault` that names the host. When a host is known to be gone,
-every call to it that waits ends at once.
+Invariant: when a host is known to be gone, every call to it that waits ends at once, with an `EnvironmentFault` that names
+the host.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final, TypeVar
+from typing import Final
 
 import aiohttp
 import anyio
@@ -19,28 +19,24 @@ from anyio.abc import TaskGroup
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.support.concurrency import task_group
 from agentrl_sandbox.containers.container import Container
-from agentrl_sandbox.containers.fleet.host_wire import (
+from agentrl_sandbox.containers.layer_files import read_layer_files
+from agentrl_sandbox.containers.protocol import ANY_IMAGE, START_S, LayerFile, Variables
+from agentrl_sandbox.passage import Port, Way, carry_bytes, way_to
+from agentrl_sandbox.remote.client import HostConnection, RemoteSupervisor, decode_answer, said_in
+from agentrl_sandbox.remote.socket_bytes import PING_S, socket_bytes
+from agentrl_sandbox.remote.wire import (
     AddBody,
     BenchBody,
-    Content,
-    FileBody,
-    FileError,
     HostState,
     KeepBody,
-    Names,
     Opened,
     ReadBody,
     RunBody,
     SnapshotBody,
     StateBody,
     digest_of,
-    host_option,
+    exceeded,
 )
-from agentrl_sandbox.containers.fleet.port_bytes import PING_S, carry_bytes
-from agentrl_sandbox.containers.layer_files import read_layer_files
-from agentrl_sandbox.containers.protocol import ANY_IMAGE, START_S, LayerFile, Variables
-from agentrl_sandbox.passage import Port
-from agentrl_sandbox.remote import RemoteSupervisor, decode_answer, exceeded, said_in
 from agentrl_sandbox.session import Session
 from agentrl_sandbox.types import Limits
 
@@ -52,14 +48,9 @@ _CLOSE_S: Final = 30.0
 _WAITING: Final = 2
 """Web sockets that wait for the next connections of a container."""
 _AGAIN_S: Final = 0.5
-Body = TypeVar("Body")
 
 
-class NoRoom(EnvironmentFault):
-    """A host has no room for a further environment."""
-
-
-class RemoteHost:
+class RemoteHost(HostConnection):
     """A host, which `HostFleet` looks after.
 
     Args:
@@ -69,7 +60,8 @@ class RemoteHost:
     """
 
     def __init__(self, url: str, http: aiohttp.ClientSession, client: str) -> None:
-        self.url, self._http, self.client = url.rstrip("/"), http, client
+        super().__init__(url, http, grace_s=CALL_S)
+        self.client = client
         self.state: HostState | None = None
         """None: it is gone, or has never answered."""
         self.why_gone = "it has not answered yet"
@@ -92,9 +84,11 @@ class RemoteHost:
         state = self.state
         if state is None:
             return self.describe()
+        if not state.max_open:
+            return f"{self.url} gives no containers; start it with `agentrl sandbox-host`"
         if image is not None and image not in state.images and ANY_IMAGE not in state.images:
             return f"{self.url} has the images {sorted(state.images) or 'none'} (--image {image}=FOLDER)"
-        over = None if self._maxima is None else exceeded(limits, self._maxima, host_option)
+        over = None if self._maxima is None else exceeded(limits, self._maxima)
         return None if over is None else f"{self.url}: {over}"
 
     def has_room_for(self, limits: Limits) -> bool:
@@ -139,7 +133,7 @@ class RemoteHost:
         body = msgspec.json.encode(StateBody(client=self.client))
         try:
             with anyio.fail_after(BEAT_TIMEOUT_S):
-                status, answer = await self._request("POST", "/state", body)
+                status, answer = await self.request("POST", "/state", body)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self.why_gone = f"{type(error).__name__}: {error}".rstrip(": ")
             self.lose(self.why_gone)
@@ -163,61 +157,25 @@ class RemoteHost:
         with anyio.CancelScope() as scope:
             self._calls.add(scope)
             try:
-                with anyio.fail_after(patience_s + CALL_S):
-                    return await self._request(method, path, body)
-            except TimeoutError:
-                waited_s = patience_s + CALL_S
-                raise EnvironmentFault(f"containers: {self.url}{path}: no answer within {waited_s:g} s") from None
-            except (aiohttp.ClientError, OSError) as error:
-                raise EnvironmentFault(self.lose(f"{type(error).__name__}: {error}")) from error
+                return await super().send(method, path, body, patience_s)
             finally:
                 self._calls.discard(scope)
         raise EnvironmentFault(self.lose(""))  # `lose` cancelled the call
 
-    async def _request(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        async with self._http.request(method, self.url + path, data=body or None) as response:
-            return response.status, await response.read()
-
-    async def ask(self, path: str, body: msgspec.Struct | None, kind: type[Body], *, patience_s: float = 0.0) -> Body:
-        """Send a body and return the answer.
-
-        Raises:
-            OSError: of a file there.
-            ConfigError: the host refuses the request.
-            NoRoom: it has no room.
-            EnvironmentFault: it could not do its part.
-        """
-        status, answer = await self.send("POST", path, b"" if body is None else msgspec.json.encode(body), patience_s)
-        if status == 200:
-            return decode_answer(answer, kind)
-        if status == 422:
-            error = decode_answer(answer, FileError)
-            raise OSError(error.number, error.error, error.path)
-        said = f"containers: {self.url}{path.partition('/benches/')[1] or path} answered {status}: {said_in(answer)}"
-        if status == 400:
-            raise ConfigError(said)
-        raise NoRoom(said) if status == 429 else EnvironmentFault(said)
-
-    async def carry(self, path: str, port: int, tasks: TaskGroup) -> None:
-        """Wait for a connection of a container and carry it to `port` here, while another task waits for the next."""
+    async def carry(self, path: str, way: Way, tasks: TaskGroup) -> None:
+        """Wait for a connection of a container and carry it on, while another task waits for the next."""
         while self.state is not None:
             try:
                 async with self._http.ws_connect(self.url + path, heartbeat=PING_S, max_msg_size=0) as socket:
-                    tasks.start_soon(self.carry, path, port, tasks)
-                    async with await anyio.connect_tcp("127.0.0.1", port) as stream:
-                        await carry_bytes(stream, socket)
+                    tasks.start_soon(self.carry, path, way, tasks)
+                    with suppress(OSError):
+                        async with way.connect() as outer, socket_bytes(socket) as inner:
+                            await carry_bytes(inner, outer)
                 return
             except aiohttp.WSServerHandshakeError:
                 return  # the container has ended
             except (aiohttp.ClientError, OSError):
                 await anyio.sleep(_AGAIN_S)
-
-    async def close(self, path: str, patience_s: float) -> bytes:
-        """Close what was opened there; whatever goes wrong is left to the host, which closes it without this run too."""
-        with anyio.move_on_after(patience_s, shield=True), suppress(EnvironmentFault):
-            _, answer = await self.send("DELETE", path, b"", patience_s)
-            return answer
-        return b""
 
     @asynccontextmanager
     async def workbench(self, image: str | None, limits: Limits) -> AsyncGenerator[RemoteWorkbench]:
@@ -249,8 +207,7 @@ class RemoteWorkbench:
 
     async def add(self, files: Mapping[str, LayerFile]) -> None:
         """Put a layer over the others as `Workbench.add` describes."""
-        contents = await anyio.to_thread.run_sync(read_layer_files, files)
-        body = AddBody(files={name: FileBody(content=file.content, can_run=file.can_run) for name, file in contents.items()})
+        body = AddBody(files=await anyio.to_thread.run_sync(read_layer_files, files))
         await self._host.ask(f"{self._path}/add", body, dict[str, str])
 
     @asynccontextmanager
@@ -258,16 +215,16 @@ class RemoteWorkbench:
         self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: Port | None = None
     ) -> AsyncGenerator[Container]:
         """Start a container as `Workbench.run` describes; its connections to the port come here over web sockets."""
-        inner, outer = (port, port) if port is None or isinstance(port, int) else port
-        limits = limits or self.limits
+        way, limits = None if port is None else way_to(port), limits or self.limits
+        inner = None if way is None else way.port
         body = RunBody(directory=directory, environment=dict(environment or {}), limits=limits.model_dump(), port=inner)
-        opened = await self._host.ask(f"{self._path}/runs", body, Opened, patience_s=START_S)
-        path = f"{self._path}/runs/{opened.name}"
+        opened = await self._host.ask(f"{self._path}/sessions", body, Opened, patience_s=START_S)
+        path = f"/sessions/{opened.name}"
         try:
             async with task_group() as tasks:
-                if outer is not None:
+                if way is not None:
                     for _ in range(_WAITING):
-                        tasks.start_soon(self._host.carry, f"{path}/port", outer, tasks)
+                        tasks.start_soon(self._host.carry, f"{path}/port", way, tasks)
                 yield Container(Session(RemoteSupervisor(self._host, path), limits), directory)
                 tasks.cancel_scope.cancel()
         except BaseException:
@@ -283,15 +240,15 @@ class RemoteWorkbench:
 
     async def changed(self) -> list[str]:
         """Return the absolute paths of what stands at the top of the newest layer."""
-        return (await self._host.ask(f"{self._path}/changed", None, Names)).names
+        return await self._host.ask(f"{self._path}/changed", None, list[str])
 
     async def read(self, path: str, *, max_bytes: int = 65_536) -> bytes:
         """Return a file of the newest layer as `Workbench.read` describes."""
-        return (await self._host.ask(f"{self._path}/read", ReadBody(path=path, max_bytes=max_bytes), Content)).content
+        return await self._host.ask(f"{self._path}/read", ReadBody(path=path, max_bytes=max_bytes), bytes)
 
     async def snapshot(self) -> bytes:
         """Return the layers as `Workbench.snapshot` describes; the host remembers them for a while."""
-        return (await self._host.ask(f"{self._path}/snapshot", None, SnapshotBody)).content
+        return await self._host.ask(f"{self._path}/snapshot", None, bytes)
 
     async def restore(self, snapshot: bytes) -> None:
         """Put layers over those that are there as `Workbench.restore` describes; they are sent where the host lacks them."""

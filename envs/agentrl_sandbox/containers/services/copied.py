@@ -1,4 +1,4 @@
-"""Workbenches over services that start environments and know no layers.
+"""Workbenches over docker and podman, which know no layers of ours.
 
 Each run is a new environment, into which the layers so far are unpacked. At its end the supervisor packs what has changed,
 and the environment is deleted, so that nothing of one run lives in the next.
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -22,11 +22,12 @@ import msgspec
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.containers.container import Container
-from agentrl_sandbox.containers.layer_archive import snapshot_layers
+from agentrl_sandbox.containers.layer_archive import make_layer, snapshot_layers
 from agentrl_sandbox.containers.layer_files import read_layer_files
 from agentrl_sandbox.containers.protocol import CONTAINER_VARIABLES, MAX_STARTING, LayerFile, Variables
-from agentrl_sandbox.containers.services.layer_bytes import is_layer, keep_in_layer, make_layer, names_at_top, read_in_layer
-from agentrl_sandbox.containers.services.relayed_port import RunPython, relayed_port
+from agentrl_sandbox.containers.services.docker_service import DockerService
+from agentrl_sandbox.containers.services.layer_bytes import is_layer, keep_in_layer, names_at_top, read_in_layer
+from agentrl_sandbox.containers.services.relayed_port import relayed_port
 from agentrl_sandbox.containers.starting import turn_to_start
 from agentrl_sandbox.passage import Port
 from agentrl_sandbox.session import Session
@@ -36,38 +37,6 @@ _COPY_S: Final = 300.0
 """Seconds that the supervisor has for a piece of a layer."""
 _PIECE: Final = MIB
 """Bytes of a layer that one request carries: the supervisor's memory counts as that of the programs."""
-
-
-class WantedEnvironment(NamedTuple):
-    """An environment to start."""
-
-    image: str
-    limits: Limits
-    environment: Mapping[str, str]
-
-
-class StartedEnvironment(NamedTuple):
-    """An environment with a supervisor as its first process, which only limits end."""
-
-    session: Session
-    run_python: RunPython
-
-
-class Service(Protocol):
-    """Starts environments."""
-
-    @property
-    def name(self) -> str:
-        """The backend, such as `docker`."""
-        ...
-
-    def start(self, wanted: WantedEnvironment) -> AbstractAsyncContextManager[StartedEnvironment]:
-        """Start an environment with a supervisor, and delete it at the block's end.
-
-        Raises:
-            EnvironmentFault: it does not start.
-        """
-        ...
 
 
 class _CopiedLayer(NamedTuple):
@@ -81,7 +50,7 @@ class _CopiedLayer(NamedTuple):
 class CopiedWorkbench:
     """The layers of one episode, in the memory of this process."""
 
-    def __init__(self, service: Service, image: str, limits: Limits, starting: anyio.Semaphore) -> None:
+    def __init__(self, service: DockerService, image: str, limits: Limits, starting: anyio.Semaphore) -> None:
         self._service, self._image, self.limits, self._starting = service, image, limits, starting
         self._layers: list[_CopiedLayer] = []
         self._runs = False
@@ -103,15 +72,15 @@ class CopiedWorkbench:
         limits = limits or self.limits
         if self._runs:
             raise ConfigError("containers: a workbench has one container at a time; end the other one first")
-        wanted = WantedEnvironment(self._image, limits, {**CONTAINER_VARIABLES, **(environment or {})})
+        variables = {**CONTAINER_VARIABLES, **(environment or {})}
         self._runs = True
         try:
             async with AsyncExitStack() as stack:
                 async with turn_to_start(self._starting):
-                    place = await stack.enter_async_context(self._service.start(wanted))
+                    place = await stack.enter_async_context(self._service.start(self._image, limits, variables))
                     await self._prepare(place.session)
                     if port is not None:
-                        await stack.enter_async_context(relayed_port(place.run_python, port))
+                        await stack.enter_async_context(relayed_port(place.python, port))
                 yield Container(place.session, directory)
                 layer = await self._changes(place.session)
         finally:
@@ -185,7 +154,7 @@ class CopiedContainers:
 
     def __init__(
         self,
-        service: Service,
+        service: DockerService,
         images: Mapping[str, str | None],
         *,
         default: str,

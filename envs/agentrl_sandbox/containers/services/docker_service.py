@@ -6,10 +6,10 @@ the daemon on this machine, whose `/usr` it sees read-only for the Python of the
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio.to_thread
 
@@ -17,11 +17,9 @@ from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl_sandbox.box import BOX_START_S, open_session
 from agentrl_sandbox.bubblewrap.start import SUPERVISOR_FOLDER
 from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS, CONTAINER_VARIABLES
-from agentrl_sandbox.containers.services.copied import StartedEnvironment, WantedEnvironment
-from agentrl_sandbox.containers.services.relayed_port import BytePipe
 from agentrl_sandbox.containers.starter import HOST_FOLDER, WRAPPER, WRAPPER_TEXT
-from agentrl_sandbox.docker import Docker, DockerStarter, check_docker, container_name, docker_variables, inside_words, walls
-from agentrl_sandbox.pipes import process_pipe
+from agentrl_sandbox.docker import Docker, DockerStarter, check_docker, container_name, inside_words, walls
+from agentrl_sandbox.session import Session
 from agentrl_sandbox.types import Limits, Program
 
 _READY: Final = 'echo ready >&2 && exec "$@"'
@@ -35,6 +33,14 @@ def container_arguments(
     words = [*walls(docker, limits, name), "--user", "0:0"]
     words += inside_words(docker, mounts, {**environment, **program.environment})
     return [*words, "--entrypoint", "/bin/sh", docker.image, "-c", _READY, "sh", *program.argv]
+
+
+class StartedEnvironment(NamedTuple):
+    """An environment with a supervisor as its first process, which only limits end."""
+
+    session: Session
+    python: tuple[str, ...]
+    """The words of a command that runs a Python in it."""
 
 
 class DockerService:
@@ -59,7 +65,7 @@ class DockerService:
             docker = Docker(image=image, command=self._command)
             await anyio.to_thread.run_sync(partial(check_docker, docker, engine=self.name))
         try:
-            async with self.start(WantedEnvironment(images[0], CONTAINER_LIMITS, CONTAINER_VARIABLES)) as place:
+            async with self.start(images[0], CONTAINER_LIMITS, CONTAINER_VARIABLES) as place:
                 done = await place.session.run(Program(argv=("/bin/bash", "-c", "echo $((6 * 7))")), timeout_s=BOX_START_S)
         except EnvironmentFault as fault:
             raise ConfigError(
@@ -69,22 +75,20 @@ class DockerService:
             raise ConfigError(f"containers: bash does not run in a container of {images[0]}: {done.text}")
 
     @asynccontextmanager
-    async def start(self, wanted: WantedEnvironment) -> AsyncGenerator[StartedEnvironment]:
-        """Start a container as `Service.start` describes."""
-        docker = Docker(image=wanted.image, command=self._command, runtime=self._runtime)
-        words = partial(container_arguments, environment=dict(wanted.environment))
+    async def start(self, image: str, limits: Limits, environment: Mapping[str, str]) -> AsyncGenerator[StartedEnvironment]:
+        """Start a container with a supervisor, and delete it at the block's end.
+
+        Raises:
+            EnvironmentFault: it does not start.
+        """
+        docker = Docker(image=image, command=self._command, runtime=self._runtime)
+        words = partial(container_arguments, environment=dict(environment))
         # The folder of `/usr` must be there before it is mounted: the folder above is read-only.
         own = {"python": WRAPPER_TEXT.encode(), "host/usr/.keep": b""}
         name = container_name()
         supervisor = (WRAPPER, "-I", "-S", "-B", f"{SUPERVISOR_FOLDER}/supervisor.py")
-        async with open_session(DockerStarter(docker, words, own, name), supervisor, wanted.limits) as session:
-            yield StartedEnvironment(session, partial(self._run_python, name))
-
-    @asynccontextmanager
-    async def _run_python(self, name: str, program: str, arguments: tuple[str, ...]) -> AsyncGenerator[BytePipe]:
-        words = [*self._command, "exec", "--interactive", name, WRAPPER, "-I", "-S", "-B", "-c", program, *arguments]
-        async with process_pipe(words, environment=docker_variables()) as pipe:
-            yield pipe
+        async with open_session(DockerStarter(docker, words, own, name), supervisor, limits) as session:
+            yield StartedEnvironment(session, (*self._command, "exec", "--interactive", name, WRAPPER, "-I", "-S", "-B"))
 
 
 def _hint(said: str) -> str:

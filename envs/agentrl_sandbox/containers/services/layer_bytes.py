@@ -1,4 +1,4 @@
-"""Layers as archives in memory: made of files, cut down to what is kept, looked into. Their form is that of `layer_archive`.
+"""Layers as archives in memory: cut down to what is kept, looked into. Their form is that of `layer_archive`.
 
 Invariant: an archive that came from a container is only read, member by member; none of its links is followed.
 """
@@ -8,39 +8,12 @@ from __future__ import annotations
 import errno
 import io
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl_sandbox.containers.layer_archive import OPAQUE, WHITEOUT, deleted_name, layer_members
+from agentrl_sandbox.containers.layer_archive import OPAQUE, WHITEOUT, add_folders, deleted_name, layer_members
 from agentrl_sandbox.containers.layer_files import is_utf8
-from agentrl_sandbox.containers.protocol import FileContents
-
-
-def make_layer(files: Mapping[str, FileContents]) -> bytes:
-    """Return the layer with these files, as `Workbench.add` describes them."""
-    buffer, folders = io.BytesIO(), set[PurePosixPath]()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, file in files.items():
-            path = PurePosixPath(name)
-            if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
-                raise ConfigError(f"containers: expected the absolute path of a file without '..', got {name!r}")
-            path = path.relative_to("/")
-            _add_folders(archive, [*reversed(path.parents), *([path] if name.endswith("/") else [])], folders)
-            if not name.endswith("/"):
-                entry = tarfile.TarInfo(str(path))
-                entry.size, entry.mode = len(file.content), 0o755 if file.can_run else 0o644
-                archive.addfile(entry, io.BytesIO(file.content))
-    return buffer.getvalue()
-
-
-def _add_folders(archive: tarfile.TarFile, paths: Sequence[PurePosixPath], known: set[PurePosixPath]) -> None:
-    for path in paths:
-        if path not in known and path != PurePosixPath("."):
-            known.add(path)
-            entry = tarfile.TarInfo(str(path))
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            archive.addfile(entry)
 
 
 def keep_in_layer(layer: bytes, paths: Sequence[str], homes: Sequence[str]) -> bytes:
@@ -68,7 +41,7 @@ def _filtered(layer: bytes, is_kept: Callable[[tarfile.TarInfo, PurePosixPath], 
         for member, path, content in _layer_members(layer):
             if not is_kept(member, path):
                 continue
-            _add_folders(target, list(reversed(path.parents)), folders)
+            add_folders(target, list(reversed(path.parents)), folders)
             if member.isdir() and member.name == str(path):
                 if path in folders:
                     continue

@@ -7,19 +7,20 @@ reaches nothing any more; that is its own doing and no fault.
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Final
 
 import anyio
-from anyio.abc import SocketStream, TaskGroup
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.abc import TaskGroup
 
 from agentrl.errors import EnvironmentFault
 from agentrl.support.concurrency import task_group
 from agentrl_sandbox.box import BOX_START_S
+from agentrl_sandbox.docker import docker_variables
 from agentrl_sandbox.inside import files_inside
-from agentrl_sandbox.passage import MAX_CARRIED, Port
+from agentrl_sandbox.passage import MAX_CARRIED, Port, Way, carry_bytes, way_to
+from agentrl_sandbox.pipes import PipedProcess, process_pipe
 
 _HEAD: Final = struct.Struct(">IBI")
 _READY, _OPEN, _DATA, _END, _CLOSED = range(5)
@@ -29,62 +30,62 @@ _WAITING: Final = 64
 """Frames of a connection that wait for its receiver."""
 
 
-class BytePipe(Protocol):
-    """Standard input and output of a process in an environment."""
-
-    async def send(self, data: bytes) -> None:
-        """Write to its standard input; one that has ended is a BrokenPipeError."""
-        ...
-
-    async def receive(self) -> bytes:
-        """Return the next bytes of its standard output, or none at the end."""
-        ...
-
-
-RunPython: TypeAlias = Callable[[str, tuple[str, ...]], AbstractAsyncContextManager[BytePipe]]
-"""Runs a Python program, given as its text, with arguments, in an environment; it ends with the block."""
-
-
 @asynccontextmanager
-async def relayed_port(run_python: RunPython, port: Port) -> AsyncGenerator[None]:
+async def relayed_port(python: Sequence[str], port: Port) -> AsyncGenerator[None]:
     """Let programs of an environment reach `port` of this machine's loopback inside the block.
+
+    Args:
+        python: the words of a command that runs a Python in the environment.
+        port: of the environment, and where it leads.
 
     Raises:
         EnvironmentFault: the relay does not start.
     """
-    inner, outer = (port, port) if isinstance(port, int) else port
+    way = way_to(port)
     program = files_inside("relay")["relay.py"].decode()
     async with AsyncExitStack() as stack:
         try:
-            pipe = await stack.enter_async_context(run_python(program, (str(inner),)))
+            command = [*python, "-c", program, str(way.port)]
+            relay = await stack.enter_async_context(process_pipe(command, environment=docker_variables()))
         except OSError as error:
-            raise EnvironmentFault(f"containers: the relay of port {inner} does not start: {error}") from error
+            raise EnvironmentFault(f"containers: the relay of port {way.port} does not start: {error}") from error
         tasks = await stack.enter_async_context(task_group())
-        carrier = _RelayCarrier(pipe, outer)
+        carrier = _RelayCarrier(relay, way)
         with anyio.move_on_after(BOX_START_S):
             await carrier.begin()
         if not carrier.is_ready:
-            raise EnvironmentFault(f"containers: the relay of port {inner} does not start in an environment")
+            raise EnvironmentFault(f"containers: the relay of port {way.port} does not start in an environment")
         tasks.start_soon(carrier.carry)
         yield
         tasks.cancel_scope.cancel()
 
 
-class _Carried(NamedTuple):
-    """A connection."""
+class _RelayedBytes:
+    """The bytes of one connection, an `agentrl_sandbox.passage.ByteWay`."""
 
-    to_send: MemoryObjectSendStream[bytes]
-    scope: anyio.CancelScope
+    def __init__(self, carrier: _RelayCarrier, number: int) -> None:
+        self._carrier, self._number = carrier, number
+        self.scope = anyio.CancelScope()
+        self.coming, self.came = anyio.create_memory_object_stream[bytes](_WAITING)
+        self.receive = self.came.receive
+
+    async def send(self, data: bytes) -> None:
+        """Send at most `_MAX_FRAME` bytes."""
+        await self._carrier.send(self._number, _DATA, data)
+
+    async def send_eof(self) -> None:
+        """Say that this side sends no more."""
+        await self._carrier.send(self._number, _END)
 
 
 class _RelayCarrier:
     """Carries the connections of one relay."""
 
-    def __init__(self, pipe: BytePipe, port: int) -> None:
+    def __init__(self, relay: PipedProcess, way: Way) -> None:
         self.is_ready = False
-        self._pipe, self._port, self._came = pipe, port, bytearray()
+        self._relay, self._way = relay, way
         self._sending = anyio.Lock()
-        self._connections: dict[int, _Carried] = {}
+        self._connections: dict[int, _RelayedBytes] = {}
 
     async def begin(self) -> None:
         """Wait for the first word of the relay."""
@@ -104,54 +105,42 @@ class _RelayCarrier:
                         connection.scope.cancel()
                     elif connection is not None:
                         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                            await (connection.to_send.send(data) if kind == _DATA else connection.to_send.aclose())
+                            await (connection.coming.send(data) if kind == _DATA else connection.coming.aclose())
             tasks.cancel_scope.cancel()
 
     async def _open(self, number: int, tasks: TaskGroup) -> None:
         if number in self._connections or len(self._connections) >= MAX_CARRIED:
-            await self._send(number, _CLOSED)
+            await self.send(number, _CLOSED)
             return
-        to_send, sent = anyio.create_memory_object_stream[bytes](_WAITING)
-        self._connections[number] = _Carried(to_send, anyio.CancelScope())
-        tasks.start_soon(self._connection, number, sent)
+        self._connections[number] = _RelayedBytes(self, number)
+        tasks.start_soon(self._connection, number)
 
-    async def _connection(self, number: int, sent: MemoryObjectReceiveStream[bytes]) -> None:
-        connection = self._connections[number]
+    async def _connection(self, number: int) -> None:
+        relayed = self._connections[number]
+        is_whole = False
         try:
-            with connection.scope:
-                async with sent, await anyio.connect_tcp("127.0.0.1", self._port) as stream, task_group() as tasks:
-                    tasks.start_soon(self._answers, number, stream)
-                    async for data in sent:
-                        await stream.send(data)
-                    await stream.send_eof()
-        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            with suppress(OSError):
-                await self._send(number, _CLOSED)
+            with relayed.scope, suppress(OSError):
+                async with self._way.connect() as outer:
+                    is_whole = await carry_bytes(relayed, outer)
+            if not is_whole and not relayed.scope.cancel_called:
+                with suppress(OSError):
+                    await self.send(number, _CLOSED)
         finally:
-            connection.to_send.close()
+            relayed.coming.close()
+            relayed.came.close()  # ends a wait for room in it
             del self._connections[number]
 
-    async def _answers(self, number: int, stream: SocketStream) -> None:
-        with suppress(anyio.EndOfStream):
-            while True:
-                await self._send(number, _DATA, await stream.receive(_MAX_FRAME))
-        await self._send(number, _END)
-
-    async def _send(self, number: int, kind: int, data: bytes = b"") -> None:
+    async def send(self, number: int, kind: int, data: bytes = b"") -> None:
+        """Send one frame; a relay that has ended is an OSError."""
         async with self._sending:
-            await self._pipe.send(_HEAD.pack(number, kind, len(data)) + data)
+            await self._relay.stdin.send(_HEAD.pack(number, kind, len(data)) + data)
 
     async def _frame(self) -> tuple[int, int, bytes] | None:
         """Return the next frame; None at the end, and for one that no relay writes."""
-        while True:
-            if len(self._came) >= _HEAD.size:
-                number, kind, length = _HEAD.unpack_from(self._came)
-                if length > _MAX_FRAME:
-                    return None
-                if len(self._came) >= (end := _HEAD.size + length):
-                    data = bytes(self._came[_HEAD.size : end])
-                    del self._came[:end]
-                    return number, kind, data
-            if not (piece := await self._pipe.receive()):
-                return None
-            self._came += piece
+        output = self._relay.stdout
+        if len(head := await output.receive_exactly(_HEAD.size)) < _HEAD.size:
+            return None
+        number, kind, length = _HEAD.unpack(head)
+        if length > _MAX_FRAME or len(data := await output.receive_exactly(length)) < length:
+            return None
+        return number, kind, data

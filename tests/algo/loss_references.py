@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pydantic import BaseModel
+
 from agentrl.algo.corrections import CapOptions, GeometricOptions, IcePopOptions, M2poMaskOptions, TruncateOptions
 from agentrl.algo.loss_batch import LossBatch
 from agentrl.algo.losses import (
@@ -21,7 +23,6 @@ from agentrl.algo.losses import (
 )
 from agentrl.algo.slots import NoOptions
 from agentrl.algo.terms import EntropyOptions, KlOptions, LogRatioOptions, ValueOptions
-from agentrl.config.base import Config
 
 MAX = 60.0
 
@@ -190,6 +191,6 @@ def m2po_mask(t: Token, tokens: Sequence[Token], o: M2poMaskOptions) -> float:
     return float(any(one is t for one in left))
 
 
-def values_of(function: Callable[..., float], batch: LossBatch, options: Config) -> list[float]:
+def values_of(function: Callable[..., float], batch: LossBatch, options: BaseModel) -> list[float]:
     tokens = tokens_of(batch)
     return [function(token, tokens, options) for token in tokens]

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
 from agentrl.algo.config import AlgorithmConfig
@@ -16,7 +17,6 @@ from agentrl.algo.loss_batch import LossBatch, TokenLoss, Weights, mean
 from agentrl.algo.losses import POLICY_LOSSES, M2poOptions, m2po
 from agentrl.algo.slots import Bundled, NoOptions
 from agentrl.algo.terms import TERMS
-from agentrl.config.base import Config
 from agentrl_testing import check_correction, check_policy_loss
 from agentrl_testing.properties.loss_batches import random_batch, samples_of
 from tests.algo import loss_references
@@ -47,7 +47,7 @@ def cases(table: Mapping[str, Bundled]) -> list[tuple[str, Mapping[str, object]]
     return [(name, options) for name in table for options in VARIANTS.get(name, ({},))]
 
 
-def reference(name: str) -> Callable[[LossBatch, Config], list[float]]:
+def reference(name: str) -> Callable[[LossBatch, BaseModel], list[float]]:
     return lambda batch, options: loss_references.values_of(getattr(loss_references, name), batch, options)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
@@ -149,7 +149,7 @@ class TrainLoop:
         self._checkpoints.held, self._seen = HeldStep(number, version + 1), prepared.seen
         return _Trained(number=number, groups=groups, prepared=prepared, report=report, drawn=self._draw.metrics())
 
-    async def _prepare(self, groups: tuple[Group, ...], version: int) -> PreparedBatch:
+    async def _prepare(self, groups: Sequence[Group], version: int) -> PreparedBatch:
         verified = await anyio.to_thread.run_sync(VerifiedGroups.of, groups)
         if needs_models(self._algorithm):
             verified = await with_estimates(verified, self._trainer, self._algorithm)

@@ -321,7 +321,7 @@ async def test_a_terminal_episode_enters_the_files_of_its_budget(tmp_path: Path)
             recorder.start()
             played = await play_async(TerminalAgent, task, replies, workflow_args={"images": {"debian:12": None}})
             recorder.stop()
-    assert played.final_reward == 1.0
+            assert played.final_reward == 1.0
     # The workflow is the user's part, and a script plays the model.
     others = ("agentrl_workflows/", "agentrl/servers/", "agentrl/inference/", "agentrl/rollout/scripted_policy.py")
     check("terminal", {file for file in recorder.files if not file.startswith(others)})

@@ -169,7 +169,7 @@ def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _install() -> None:
     _SERVER.is_on, _SERVER.parent = True, os.getpid()
-    vars(subprocess)["_fork_exec"] = _start
+    setattr(subprocess, "_fork_exec", _start)  # noqa: B010 - pyright knows no such name
 
 
 def _start(*given: Any) -> int:  # noqa: ANN401 - as `subprocess` calls it

@@ -70,6 +70,7 @@ def test_a_guide_s_run_files_are_valid_and_the_fields_it_names_exist(page: Path)
         assert name in kind.model_fields or is_metric, f"{section}.{name}"
 
 
+@pytest.mark.usefixtures("starts_truly")
 @pytest.mark.starts
 def test_the_python_files_of_each_guide_run_as_they_stand(tmp_path: Path) -> None:
     folders: list[str] = []

@@ -151,7 +151,7 @@ async def worker(checkpoint: Path, folder: Path, algorithm: Mapping[str, object]
 
 
 @pytest.fixture
-def recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts_truly: None) -> Path:
     """A folder in which processes that the test starts record the files that they enter."""
     folder = tmp_path / "recordings"
     folder.mkdir()

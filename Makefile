@@ -12,6 +12,8 @@ HOST = 127.0.0.1
 PORT = 30000
 MODEL =
 
+# A new environment holds no bytecode: without it, each process of a test would compile torch and transformers.
+unexport PYTHONDONTWRITEBYTECODE
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 

@@ -42,6 +42,8 @@ SETTINGS = {
     "cert": "SSL_CERT_FILE",
 }
 """Settings of pip, and the variables by which uv gets the same."""
+KINDS = (":env:", "site", "user", "global")
+"""Where pip has a setting from; the first holds."""
 
 
 class InstallationError(Exception):
@@ -136,10 +138,12 @@ def uv_environment() -> dict[str, str]:
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False, env=found
     ).stdout
-    for line in listed.splitlines():
+    # By the order in which pip lets them hold: versions of pip list them in different orders.
+    known = [line for line in listed.splitlines() if line.partition(".")[0] in KINDS]
+    for line in sorted(known, key=lambda line: KINDS.index(line.partition(".")[0])):
         name, _, value = line.partition("=")
         variable = SETTINGS.get(name.rpartition(".")[2])
-        if variable is not None:  # variables come before files, and what comes first holds
+        if variable is not None:
             words = str(ast.literal_eval(value)).split()
             found.setdefault(variable, (" " if variable == "UV_INDEX" else ",").join(words))
     if "UV_INDEX" in found:  # pip takes the newest of what all its indexes have

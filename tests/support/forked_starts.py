@@ -122,12 +122,12 @@ class _Server:
 
 
 _SERVER: Final = _Server()
-_fork_exec: Final[Any] = vars(subprocess)["_fork_exec"]
+_fork_exec: Final[Any] = vars(subprocess).get("_fork_exec")  # another Python may call it otherwise
 
 
 def fork_from_now_on() -> None:
     """Have this process start by forks what can be started so; the first of them starts the server."""
-    if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64"):
+    if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and _fork_exec is not None:
         _SERVER.at_import = read_at_import(os.environ)
         _install()
 

@@ -82,6 +82,7 @@ async def test_two_processes_train_publish_and_save_and_end_when_one_dies(tmp_pa
 
 @pytest.mark.starts
 @pytest.mark.long
+@pytest.mark.usefixtures("starts_truly")
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_a_rank_that_is_stopped_while_it_starts_is_named_within_the_timeout(

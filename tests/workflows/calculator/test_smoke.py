@@ -17,6 +17,7 @@ from agentrl_workflows.demo.command import next_command
 from agentrl_workflows.demo.run import run_demo
 
 
+@pytest.mark.starts
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")
 @pytest.mark.parametrize(
     "backend",

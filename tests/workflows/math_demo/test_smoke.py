@@ -15,6 +15,7 @@ from agentrl_workflows.math_demo.recipe import MATH_SMOKE
 
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")
+@pytest.mark.starts
 def test_the_smallest_math_demo_learns_to_use_its_attempts(tmp_path: Path) -> None:
     out = io.StringIO()
     run_demo(MATH_SMOKE, seed=0, runs_dir=tmp_path, name="smoke", console=Console(file=out, width=120))

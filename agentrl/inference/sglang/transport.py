@@ -45,8 +45,8 @@ class Transport:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             # Requests in flight are the unit of concurrency: the pool of connections sets no limit of its own. SGLang's
-            # server closes idle connections after 5 s; closing them first avoids writing to one that is being closed. On a busy
-            # machine 4 s were not early enough.
+            # server closes idle connections after 5 s; closing them first avoids writing to one that is being closed. On
+            # a busy machine 4 s were not early enough.
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),

@@ -2,7 +2,7 @@
 
 Invariant: what the engine relies on is checked here, once: tasks with different ids, and something left to do. A source of
 groups owns each group from its ticket until it completes or drops it; the buffer keeps the staleness bound of such groups by
-dropping or masking, since nobody outside waits for the trainer.
+dropping or masking: clients do not wait for the trainer.
 """
 
 from __future__ import annotations

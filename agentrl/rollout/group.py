@@ -215,7 +215,7 @@ class _Members:
     async def _attempts(self, member: int) -> bool:
         for attempt in range(self._rollout.episode_retries + 1):
             trajectory = await run_recorded(self._run, self._task, episode_id=f"{self._index}.{member}.{attempt}")
-            # A record that is written before the scoring would hold a reward that nobody trains on.
+            # A record that is written before the scoring would hold a reward that is not trained.
             if trajectory.failure is None and self._reports_later:
                 self._unreported.add(member)
             else:

@@ -65,7 +65,7 @@ def installing(clone: Path, *names: str, **variables: str) -> subprocess.Popen[s
 
 def install(clone: Path, *names: str, **variables: str) -> subprocess.CompletedProcess[str]:
     with installing(clone, *names, **variables) as process:
-        stdout, stderr = process.communicate(timeout=120)
+        stdout, stderr = process.communicate(timeout=600)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
@@ -93,7 +93,7 @@ def test_an_environment_is_installed_once_for_all_clones(clone: Path, shared: Pa
 def test_two_clones_that_install_at_once_make_one_environment(clone: Path, shared: Path, tmp_path: Path) -> None:
     others = [clone, *(make_clone(tmp_path / f"other-{number}") for number in range(2))]
     processes = [installing(folder, "envs") for folder in others]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0, 0]
+    assert [process.wait(timeout=600) for process in processes] == [0, 0, 0]
     for process in processes:
         process.communicate()
     assert len([line for line in told(shared) if line.startswith("venv")]) == 1
@@ -137,7 +137,7 @@ def test_a_second_installation_says_that_it_waits_for_the_first(clone: Path, sha
             said = second.stderr.readline()
             (made / ".ready").write_text(stamp)
             fcntl.flock(lock, fcntl.LOCK_UN)
-            stdout, _ = second.communicate(timeout=120)
+            stdout, _ = second.communicate(timeout=600)
     assert f"Another installation into {made} is under way; waiting up to 1800 s" in said
     assert (second.returncode, stdout) == (0, "")
     assert len(told(shared)) == 3  # uv makes the environment, installs into it and checks it, once

@@ -271,7 +271,7 @@ class Members:
             self.release(episode_id)
             self._sessions[episode_id] = home
             home.sessions += 1
-            # Episodes whose end nobody reports must not fill the memory.
+            # Episodes without a reported end must not fill the memory.
             if len(self._sessions) > self._max_sessions:
                 self.release(next(iter(self._sessions)))
         self._sessions.move_to_end(episode_id)

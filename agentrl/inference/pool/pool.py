@@ -261,7 +261,7 @@ class ServerPool:
     async def _close(self) -> None:
         with anyio.CancelScope(shield=True):  # closes sockets; servers that run on get CLEANUP_S to leave their groups
             await self._stack.aclose()
-            # Servers that others run outlive this pool, and would keep a place in a group that nobody opens again.
+            # Servers that others run outlive this pool, and would keep their place in a closed group.
             if self._config.urls:
                 await leave_all(self._members.all, timeout_s=CLEANUP_S)
             for member in self._members.all:

@@ -365,7 +365,7 @@ class Updater:
             for member in chosen:
                 member.control.release()
             for member in members.all:
-                # While an update runs, nobody brings a server back; those that came meanwhile get their turn now.
+                # No server is brought back while an update runs; those that came meanwhile get their turn now.
                 if member.state is not State.SERVING:
                     member.wake.set()
 

@@ -101,7 +101,7 @@ class DriverBackend:
                 yield messages
             finally:
                 self._by_request.pop(request.request_id, None)
-                # Still registered: the driver has not answered, and its server would sample on for nobody.
+                # Still registered: the driver has not answered, and its server would go on sampling in vain.
                 if self._waiting.pop(number, None) is not None:
                     self._send(AbortCall(number))
 

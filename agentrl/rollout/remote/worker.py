@@ -205,7 +205,7 @@ class RemoteWorker:
                 tasks.cancel_scope.cancel()
         finally:
             self.alive = False
-            # Its episodes end as failures with the turns that arrived; nobody may wait for a dead worker.
+            # Its episodes end as failures with the turns that arrived; no episode may wait for a dead worker.
             self._fail_pending(how)
         return how
 

@@ -98,7 +98,7 @@ class _Exchanges:
                 for request in self._waiting.values() if last_words else [waiting] if waiting is not None else []:
                     request.reply = reply
                     request.ended.set()
-        # The reader ends without an error of its own: whoever waits for a reply raises it, with the name of the call.
+        # The reader ends without an error of its own: the call that waits for a reply raises it, with its name.
         except (*STREAM_ENDS, InvariantError) as error:
             self._fail(error)
 

@@ -139,7 +139,7 @@ async def _forward_frames(
             try:
                 async for frame in frames:
                     await send.send(frame)
-            except Exception as error:  # noqa: BLE001 - whoever reads the frames gets it
+            except Exception as error:  # noqa: BLE001 - the reader of the frames gets it
                 await send.send(error)
 
 

@@ -63,7 +63,7 @@ async def send_events(
     """Send frames as they come, and return the response; an error before the first of them is raised.
 
     `signs` is asked from the first frame on, or when the frames fail. A client that disconnects ends the response without an
-    error. Cancellation: the response ends where it is; whoever owns `frames` aborts what they sample.
+    error. Cancellation: the response ends where it is; the owner of `frames` aborts the call.
     """
     sending = _Sending(request, headers or {}, interval_s)
     with suppress(ConnectionResetError):  # there is no one to answer

@@ -7,7 +7,7 @@ Every `AgentRLError` that a call can raise has a status, which an openai client 
 - 429: more calls wait than the server holds
 - 503: the engine aborted the call, as at a weight update that ends all requests; 504: it took too long; 500: anything else
 
-Invariant: neither the answer nor the log holds the words of an error that nobody expected, which may be those of a
+Invariant: neither the answer nor the log holds the words of an unexpected error, which may be those of a
 conversation.
 """
 
@@ -69,7 +69,7 @@ def code_of(error: AgentRLError) -> str | None:
 
 
 def known_error(error: Exception) -> AgentRLError:
-    """Return an error as one that clients may read; of one that nobody expected the log says where it came from."""
+    """Return an error as one that clients may read; for an unexpected one, the log says where it came from."""
     if isinstance(error, AgentRLError):
         return error
     frames = extract_tb(error.__traceback__)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Final, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from agentrl.config.base import Config
 
@@ -21,6 +21,10 @@ class SourceConfig(Config):
     """File, folder or `hf://` name of tasks; the `id` field, or else the number of the line or row, names the task."""
     format: Literal["harbor"] | None = None
     """`harbor`: `path` is a task folder of Harbor, or holds such folders; None: files of rows, by their ending."""
+    unreadable: Literal["refuse", "skip"] = "refuse"
+    """What becomes of task folders of `format` that cannot be read or that the workflow refuses: `refuse` ends the run
+    before it starts and counts the reasons; `skip` leaves them out, and the plan, `agentrl validate` and
+    `left_out_tasks.jsonl` name them."""
     factory: str | None = None
     """`module:function` that returns the tasks when called with `factory_args`; replaces `path`."""
     factory_args: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -31,6 +35,17 @@ class SourceConfig(Config):
     """Values of fields of the tasks that are kept, such as `{level: [1, 2]}`: one value, or a list of them."""
     limit: int | None = Field(default=None, ge=1)
     """Number of tasks that are kept, from the first; None: all of them."""
+
+    _workflow_args: Mapping[str, Any] = PrivateAttr(default_factory=dict[str, Any])
+
+    @property
+    def workflow_args(self) -> Mapping[str, Any]:
+        """The arguments of the workflow that plays the tasks, which a format may look at; empty outside of a run."""
+        return self._workflow_args
+
+    def play_with(self, workflow_args: Mapping[str, Any]) -> None:
+        """Take note of the arguments of the workflow; a run does so once it is read."""
+        self._workflow_args = workflow_args
 
     @property
     def origin(self) -> str:
@@ -81,7 +96,15 @@ class TasksConfig(SourceConfig):
         """The sources of the training tasks."""
         if self.sources:
             return self.sources
-        return (WeightedSource(**{name: getattr(self, name) for name in SourceConfig.model_fields}),)
+        own = WeightedSource(**{name: getattr(self, name) for name in SourceConfig.model_fields})
+        own.play_with(self.workflow_args)
+        return (own,)
+
+    @property
+    def skips_unreadable(self) -> bool:
+        """Whether tasks of any source are left out where they cannot be used."""
+        sources = (*self.training, *([self.eval] if self.eval else []))
+        return any(source.unreadable == "skip" for source in sources)
 
     @model_validator(mode="before")
     @classmethod
@@ -129,13 +152,17 @@ def _place_problem(source: SourceConfig) -> str | None:
         return f"expected exactly one of path and factory; set path to a file of tasks, or factory{also}"
     if source.path is None and source.format is not None:
         return "format says what path holds; set path, or remove format"
+    if source.format is None and source.unreadable == "skip":
+        of = f"{source.factory} leaves out what it wants to" if source.factory else "rows of files are never skipped"
+        return f"unreadable: skip leaves out task folders, and needs format: harbor; {of}; remove unreadable"
     if source.factory is None and source.factory_args:
         return "factory_args need factory; set it, or remove them"
     return None
 
 
 def _several_problem(tasks: TasksConfig) -> str | None:
-    given = [name for name in SourceConfig.model_fields if name in tasks.model_fields_set and getattr(tasks, name)]
+    fields = SourceConfig.model_fields.items()
+    given = [name for name, field in fields if getattr(tasks, name) != field.get_default(call_default_factory=True)]
     if given:
         return f"sources replaces {', '.join(given)}, which each source has of its own; move them there"
     return None

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 from agentrl.data.config import SourceConfig, TasksConfig
 from agentrl.data.curriculum import Curriculum, load_curriculum
 from agentrl.data.digest import StreamDigest, TaskDigest, check_unique
+from agentrl.data.left_out import LeftOutTask
 from agentrl.data.source import OpenedSource, open_source, task_id, task_row
 from agentrl.data.stream import TaskStream, stream_task
 from agentrl.errors import ConfigError
@@ -93,19 +94,31 @@ class TaskSets(NamedTuple):
 
     train: TrainingTasks
     evaluation: tuple[Task, ...]
+    left_out: tuple[LeftOutTask, ...] = ()
+    """Tasks of both that cannot be read, or that the workflow refuses, in order."""
+
+    @property
+    def finite(self) -> tuple[Task, ...]:
+        """All tasks of the sets that end."""
+        return (*self.train.finite, *self.evaluation)
 
 
 def load_tasks(config: TasksConfig) -> TaskSets:
     """Return the training and held-out tasks that a run names; held-out tasks that never end are a ConfigError."""
-    return TaskSets(load_training(config), load_held_out(config))
+    left_out: list[LeftOutTask] = []
+    training, held_out = load_training(config, left_out), load_held_out(config, left_out)
+    return TaskSets(training, held_out, tuple(left_out))
 
 
-def load_training(config: TasksConfig) -> TrainingTasks:
-    """Return the training tasks. With several sources, ids begin with the number of the source."""
+def load_training(config: TasksConfig, left_out: list[LeftOutTask] | None = None) -> TrainingTasks:
+    """Return the training tasks, and put into `left_out` those that cannot be read.
+
+    With several sources, ids begin with the number of the source.
+    """
     opened: list[OpenSource] = []
     for number, source in enumerate(config.training, 1):
         field = f"tasks.sources.{number - 1}" if config.sources else "tasks"
-        tasks = open_source(source, field)
+        tasks = open_source(source, field, left_out)
         if len(config.training) > 1:
             tasks = _renamed(tasks, f"{number}/")
         name = f"source {number}: {source.origin}" if config.sources else source.origin
@@ -117,12 +130,12 @@ def load_training(config: TasksConfig) -> TrainingTasks:
     return tasks
 
 
-def load_held_out(config: TasksConfig) -> tuple[Task, ...]:
-    """Return the held-out tasks."""
+def load_held_out(config: TasksConfig, left_out: list[LeftOutTask] | None = None) -> tuple[Task, ...]:
+    """Return the held-out tasks, and put into `left_out` those that cannot be read."""
     source = config.eval
     if source is None:
         return ()
-    tasks = open_source(source, "tasks.eval")
+    tasks = open_source(source, "tasks.eval", left_out)
     if isinstance(tasks, TaskStream):
         raise ConfigError(
             f"tasks.eval: {source.origin} never ends, but an evaluation needs a fixed set; set tasks.eval with a limit"

@@ -20,6 +20,7 @@ from agentrl.config.names import local_dataset
 from agentrl.data.config import SourceConfig
 from agentrl.data.digest import check_unique
 from agentrl.data.files import file_stem, find_files, read_rows
+from agentrl.data.left_out import LeaveOut, LeftOutTask
 from agentrl.data.stream import IteratedStream, TaskStream, stream_task
 from agentrl.errors import ConfigError
 from agentrl.support.companions import load_companion
@@ -128,9 +129,10 @@ def iterate_records(path: str | Sequence[str]) -> Iterator[DataRecord]:
             yield DataRecord(row.fields, place=row.place, name=f"{prefix}-{number}")
 
 
-def open_source(config: SourceConfig, field: str) -> OpenedSource:
-    """Return the tasks of a source; `field`, such as `tasks`, names it in messages."""
-    opened = _open_file(config, field) if config.path is not None else _open_factory(config, field)
+def open_source(config: SourceConfig, field: str, left_out: list[LeftOutTask] | None = None) -> OpenedSource:
+    """Return the tasks of a source; `field`, such as `tasks`, names it in messages, and `left_out` gets what it skips."""
+    left_out = [] if left_out is None else left_out
+    opened = _open_file(config, field, left_out) if config.path is not None else _open_factory(config, field)
     if isinstance(opened, TaskStream):
         stream_task(opened, 0, f"{field}.factory: {config.factory}")
         return opened
@@ -159,19 +161,30 @@ def never_ends(config: SourceConfig) -> bool:
     return inspect.isgeneratorfunction(factory) or (inspect.isclass(kind) and hasattr(kind, "task"))
 
 
-def _open_file(config: SourceConfig, field: str) -> Iterable[Task]:
-    selection = _Selection(config, field)
+def _open_file(config: SourceConfig, field: str, left_out: list[LeftOutTask]) -> Iterable[Task]:
+    selection, known = _Selection(config, field), len(left_out)
+
+    def leave_out(name: str, reason: str) -> None:
+        left_out.append(LeftOutTask(field, name, reason))
+
     try:
         place = local_dataset(config.origin)
-        yield from selection.limited(_file_records(place) if config.format is None else _read_tasks(config.format, place))
+        items = (
+            _file_records(place)
+            if config.format is None
+            else _read_tasks(config, config.format, place, leave_out if config.unreadable == "skip" else None)
+        )
+        yield from selection.limited(items)
     except ConfigError as error:
         raise ConfigError(f"{field}.path: {error}") from error
     selection.report()
+    if count := len(left_out) - known:
+        logger.warning("%s: %d task folders of %s cannot be read, and are left out", field, count, config.origin)
 
 
-def _read_tasks(form: str, place: str) -> Iterator[Task]:
-    read = cast("Callable[[str], Iterable[Task]]", load_companion("agentrl.tasks", form))
-    return iter(read(place))
+def _read_tasks(config: SourceConfig, form: str, place: str, leave_out: LeaveOut | None) -> Iterator[Task]:
+    read = cast("Callable[[str, LeaveOut | None, Mapping[str, Any]], Iterable[Task]]", load_companion("agentrl.tasks", form))
+    return iter(read(place, leave_out, config.workflow_args))
 
 
 def _file_records(path: str) -> Iterator[DataRecord | Task]:

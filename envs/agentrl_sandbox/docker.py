@@ -60,12 +60,13 @@ def docker_arguments(docker: Docker, program: Program, limits: Limits, *, name: 
     return [*words, "--entrypoint", "/bin/sh", docker.image, "-c", _COPY, "sh", *program.argv]
 
 
-def walls(docker: Docker, limits: Limits, name: str) -> list[str]:
-    """Return the words of every container called `name`: without network and capabilities, and under limits.
+def walls(docker: Docker, limits: Limits, name: str, *, network: str | None = None) -> list[str]:
+    """Return the words of every container called `name`: without capabilities, in that network or none, and under limits.
 
     A mounted directory keeps its mode only where it is not the working directory.
     """
-    words = [*docker.command, "run", "--rm", "--interactive", "--pull", "never", "--name", name, "--network", "none"]
+    words = [*docker.command, "run", "--rm", "--interactive", "--pull", "never", "--name", name]
+    words += ["--network", network or "none"]
     words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--workdir", "/", "--stop-timeout", "0"]
     words += ["--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"]
     words += ["--pids-limit", str(limits.processes), "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]

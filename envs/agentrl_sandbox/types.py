@@ -27,6 +27,8 @@ class FileContents(NamedTuple):
 
     content: bytes
     can_run: bool
+    mode: int | None = None
+    """Its permissions; None: 0755 of a program, and else 0644."""
 
 
 class Limits(Config):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 
 import pytest
@@ -11,35 +10,7 @@ from agentrl.data.config import TasksConfig
 from agentrl.data.load import load_tasks
 from agentrl.errors import ConfigError
 from agentrl_sandbox.harbor.task import read_harbor_folder
-
-TOML = """
-schema_version = "1.4"
-[metadata]
-difficulty = "easy"
-[agent]
-timeout_sec = 120.0
-[verifier]
-timeout_sec = 60.0
-env = {CHECK = "yes"}
-[environment]
-memory = "2G"
-storage_mb = 512
-env = {MODE = "work"}
-[solution]
-env = {HINT = "42"}
-"""
-
-
-def write_task(folder: Path, toml: str = TOML, dockerfile: str = "FROM debian:12\nWORKDIR /srv/job\nCOPY a.txt .\n") -> Path:
-    for part in ("environment", "tests", "solution"):
-        (folder / part).mkdir(parents=True)
-    (folder / "task.toml").write_text(toml)
-    (folder / "instruction.md").write_text("Write 42 to b.txt.\n")
-    (folder / "environment" / "Dockerfile").write_text(dockerfile)
-    (folder / "environment" / "a.txt").write_text("hello\n")
-    (folder / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
-    (folder / "solution" / "solve.sh").write_text("echo 42 > b.txt\n")
-    return folder
+from tests.support.harbor import TOML, write_task
 
 
 def test_a_folder_of_tasks_is_read_with_its_limits_and_variables(tmp_path: Path) -> None:
@@ -52,7 +23,14 @@ def test_a_folder_of_tasks_is_read_with_its_limits_and_variables(tmp_path: Path)
     assert (read.agent_timeout_s, read.verifier_timeout_s, read.memory_mb, read.storage_mb) == (120, 60, 2048, 512)
     assert (read.agent_env, read.verifier_env, read.solution_env) == ({"MODE": "work"}, {"CHECK": "yes"}, {"HINT": "42"})
     assert (read.image.image, read.image.workdir) == ("debian:12", "/srv/job")
-    assert read.image.copies == (("a.txt", "/srv/job/a.txt"),)
+    assert [(file.source, file.target) for file in read.image.files] == [(folder / "environment/a.txt", "/srv/job/a.txt")]
+
+
+def test_an_agent_does_not_read_the_marks_that_keep_a_task_out_of_corpora(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "one")
+    marks = "<!-- BENCHMARK canary 123 -->\n# Canary GUID 456\n"
+    (folder / "instruction.md").write_text(f"{marks}\n# The canary\n\nFeed it.\n")
+    assert read_harbor_folder(folder).instruction == "# The canary\n\nFeed it."
 
 
 def test_a_task_names_no_test_and_no_solution_in_its_fields(tmp_path: Path) -> None:
@@ -72,14 +50,55 @@ def test_a_task_names_no_test_and_no_solution_in_its_fields(tmp_path: Path) -> N
         ('{MODE = "work"}', '{KEY = "${SECRET}"}', "environment.env.KEY"),
         ("timeout_sec = 60.0", 'user = "bob"', "verifier.user"),
         ("timeout_sec = 60.0", "timeout_sec = -1", "verifier.timeout_sec"),
-        ("[metadata]", '[[steps]]\nname = "a"\n[metadata]', "steps"),
+        ("[metadata]", '[[steps]]\nname = "a"\n[metadata]', "steps/a/instruction.md"),
+        ("[metadata]", '[[steps]]\nname = "a"\n[[steps]]\nname = "A"\n[metadata]', "steps: .*a name of its own"),
+        ("[metadata]", '[[steps]]\nname = "../a"\n[metadata]', "name: expected the name of a folder"),
+        ("[metadata]", '[[steps]]\nname = "a"\ncolor = 1\n[metadata]', "color"),
+        ("[metadata]", '[[steps]]\nname = "a"\nagent = {user = "bob"}\n[metadata]', "steps.a.agent.user.*got 'bob'"),
+        (
+            "[metadata]",
+            '[[steps]]\nname = "a"\nverifier = {environment = {}}\n[metadata]',
+            "steps.a.verifier.environment: set",
+        ),
+        (
+            "[metadata]",
+            '[[steps]]\nname = "a"\nhealthcheck = {command = "x", retries = 0}\n[metadata]',
+            "steps.a.healthcheck",
+        ),
+        (
+            "[metadata]",
+            '[[steps]]\nname = "a"\nverifier = {env = {K = "${S}"}}\n[metadata]',
+            "steps/a/instruction.md|steps.a",
+        ),
+        ('"1.4"', '"1.4"\nmulti_step_reward_strategy = "sum"', "multi_step_reward_strategy.*'mean' or 'final', got 'sum'"),
         ("[metadata]", "[metadata", "task.toml"),
         ("storage_mb = 512", 'allowed_hosts = ["x.org"]', "environment.allowed_hosts"),
         ("timeout_sec = 120.0", 'allowed_hosts = ["x.org"]', "agent.allowed_hosts"),
         ("timeout_sec = 60.0", 'allowed_hosts = ["x.org"]', "verifier.allowed_hosts"),
         ("storage_mb = 512", 'network_mode = "bogus"', "environment.network_mode.*expected .*no-network.*'bogus'"),
         ("timeout_sec = 60.0", 'network_mode = "bogus"', "verifier.network_mode"),
-        ("timeout_sec = 60.0", 'environment_mode = "weird"', "verifier.environment_mode.*expected 'shared', got 'weird'"),
+        (
+            "timeout_sec = 60.0",
+            'environment_mode = "weird"',
+            "verifier.environment_mode.*expected 'shared' or 'sep.*'weird'",
+        ),
+        ("timeout_sec = 60.0", 'environment_mode = "shared"\nenvironment = {}', "verifier.environment: .*'separate'"),
+        ("timeout_sec = 60.0", "environment = {gpus = 1}", "verifier.environment.gpus"),
+        ("timeout_sec = 60.0", "environment = {color = 1}", "color"),
+        ("timeout_sec = 60.0", 'environment = {memory = "two"}', "verifier.environment.memory"),
+        ("timeout_sec = 60.0", 'environment = {env = {KEY = "${SECRET}"}}', "verifier.environment.env.KEY"),
+        ("timeout_sec = 60.0", 'environment = {network_mode = "allowlist"}', "verifier.environment.network_mode"),
+        ("timeout_sec = 60.0", 'environment = {healthcheck = {command = "true"}}', "verifier.environment.healthcheck"),
+        ("timeout_sec = 60.0", 'collect = [{command = "dump", service = "db"}]', "verifier.collect.*no service but main"),
+        (
+            "timeout_sec = 60.0",
+            'collect = [{command = "dump", user = "bob"}]',
+            "verifier.collect.*one user, root; got 'bob'",
+        ),
+        ("timeout_sec = 60.0", 'collect = [{command = "dump", timeout_sec = 0}]', "verifier.collect.*above 0"),
+        ("storage_mb = 512", 'healthcheck = {command = "true", retries = 0}', "environment.healthcheck.*at least 1, got 0"),
+        ("storage_mb = 512", 'healthcheck = {command = "true", timeout_sec = 0}', "environment.healthcheck.*seconds"),
+        ("storage_mb = 512", "healthcheck = {}", "command"),
         ("storage_mb = 512", "cpus = -3", "environment.cpus.*above 0, got -3"),
         ("storage_mb = 512", "cpus = inf", "environment.cpus.*above 0, got inf"),
         ("storage_mb = 512", "cpus = nan", "environment.cpus.*above 0, got nan"),
@@ -104,7 +123,57 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path: Path, old: str, ne
 
 
 @pytest.mark.parametrize(
-    "lines", ['network_mode = "no-network"', 'network_mode = "public"\nallowed_hosts = []', "cpus = 0.5", 'workdir = "/srv"']
+    ("artifact", "said"),
+    [
+        ('"out"', "expected an absolute path without '..' as source, got 'out'"),
+        ('"/app/../etc"', "expected an absolute path without '..'"),
+        ('"/"', "/ holds /tests, which an agent must not write"),
+        ('"/logs"', "/logs holds /logs/verifier"),
+        ('"/tests/expected.txt"', "which an agent must not write"),
+        ('{source = "/app", exclude = ["*.log"]}', "/app: exclude is not honoured"),
+        ('{source = "/app", service = "db"}', "no service but main; got 'db'"),
+    ],
+)
+def test_artifacts_of_tests_with_an_environment_of_their_own_are_checked(tmp_path: Path, artifact: str, said: str) -> None:
+    toml = TOML.replace('schema_version = "1.4"', f'schema_version = "1.4"\nartifacts = [{artifact}]')
+    read_harbor_folder(write_task(tmp_path / "shared", toml))
+    apart = toml.replace("timeout_sec = 60.0", 'environment_mode = "separate"')
+    with pytest.raises(ConfigError, match=f"apart: artifacts: .*{said}"):
+        read_harbor_folder(write_task(tmp_path / "apart", apart))
+
+
+def test_the_environment_of_the_tests_is_an_image_a_dockerfile_of_theirs_or_a_copy(tmp_path: Path) -> None:
+    named = TOML.replace(
+        "timeout_sec = 60.0", 'environment = {docker_image = "judge:1", workdir = "/j", memory_mb = 64, env = {A = "b"}}'
+    )
+    read = read_harbor_folder(write_task(tmp_path / "named", named))
+    place = read.for_judge()
+    assert (place.image.image, place.image.workdir, place.memory_mb) == ("judge:1", "/j", 64)
+    assert (place.agent_env, place.verifier_env, read.agent_env) == ({"A": "b"}, {"CHECK": "yes"}, {"MODE": "work"})
+    assert read.judge is not None
+    assert (read.judge.has_tests, read.judge.artifacts) == (True, ("/logs/artifacts",))
+
+    apart = TOML.replace("timeout_sec = 60.0", 'environment_mode = "separate"')
+    copy = read_harbor_folder(write_task(tmp_path / "copy", apart))
+    assert copy.judge is not None
+    assert (copy.for_judge().image, copy.for_judge().memory_mb, copy.judge.has_tests) == (copy.image, 2048, False)
+
+    built = write_task(tmp_path / "built", apart)
+    (built / "tests" / "Dockerfile").write_text("FROM judge:2\nCOPY test.sh /tests/\n")
+    place = read_harbor_folder(built).for_judge()
+    assert place.image.image == "judge:2"
+    assert [file.source for file in place.image.files] == [built / "tests" / "test.sh"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'network_mode = "no-network"',
+        'network_mode = "public"\nallowed_hosts = []',
+        "cpus = 0.5",
+        'workdir = "/srv"',
+        'healthcheck = {command = "true"}',
+    ],
 )
 def test_settings_that_change_nothing_here_are_honoured(tmp_path: Path, lines: str) -> None:
     toml = TOML.replace("storage_mb = 512", lines).replace("timeout_sec = 60.0", 'environment_mode = "shared"')
@@ -112,75 +181,27 @@ def test_settings_that_change_nothing_here_are_honoured(tmp_path: Path, lines: s
 
 
 @pytest.mark.parametrize(
-    ("dockerfile", "said"),
+    ("environment", "agent", "permitted"),
     [
-        ("FROM a\nRUN apt-get install -y vim\n", "Dockerfile:2: RUN apt-get needs a network"),
-        ("FROM a\nRUN true\nCOPY a.txt /\n", "Dockerfile:3: COPY after a RUN"),
-        ("FROM a AS b\nFROM c\n", "Dockerfile:2: FROM: a build of several stages"),
-        ("FROM a\nCOPY ../x /\n", "is no file of"),
-        ("FROM a\nUSER bob\n", "Dockerfile:2: USER"),
-        ("FROM $BASE\n", "Dockerfile:1: FROM: expected no variable, got '\\$BASE'"),
-        ("FROM\n", "Dockerfile:1: FROM: expected one image"),
-        ("FROM --platform=linux/s390x a\n", "Dockerfile:1: FROM: expected the platform of this machine, linux/.*, got"),
-        ("FROM --other=1 a\n", "Dockerfile:1: FROM: expected one image, got '--other=1 a'"),
-        ("FROM a\nENV PATH /opt/venv/bin:$PATH\n", "Dockerfile:2: ENV: expected no variable, got 'PATH /opt"),
-        ("FROM a\nENV GREETING hello $USER\n", "Dockerfile:2: ENV: expected no variable"),
-        ("FROM a\nENV A=1 B=$A\n", "Dockerfile:2: ENV: expected no variable"),
-        ("FROM a\nENV A-B c\n", "Dockerfile:2: ENV: expected NAME=value, got 'A-B c'"),
-        ("FROM a\nENV A it's\n", 'Dockerfile:2: ENV: No closing quotation in "A it\'s"'),
-        ("FROM a\nWORKDIR $HOMEDIR\n", "Dockerfile:2: WORKDIR: expected no variable, got"),
-        ("FROM a\nWORKDIR\n", "Dockerfile:2: WORKDIR: expected one directory, got ''"),
-        ("FROM a\nCOPY a.txt $APP/\n", "Dockerfile:2: COPY: expected no variable, got"),
-        ("FROM a\nCOPY a.txt /x\nWORKDIR /x/y\n", "Dockerfile:3: WORKDIR: .*/x is a file"),
-        ("FROM a\nCOPY a.txt /x\nCOPY a.txt /x/y\n", "Dockerfile:3: COPY: .*/x is a file"),
-        ('FROM a\nRUN ["sh", "-c", "apt-get install vim"]\n', "Dockerfile:2: RUN apt-get needs a network"),
-        ("FROM a\nRUN --mount=type=cache,target=/x true\n", "Dockerfile:2: RUN: expected a command without options, got"),
+        ("", "", True),
+        ('network_mode = "no-network"', "", False),
+        ("allow_internet = false", "", False),
+        ("", 'network_mode = "no-network"', False),
+        ('network_mode = "no-network"', 'network_mode = "public"', True),
+        ("allow_internet = false", 'network_mode = "public"', False),
     ],
 )
-def test_a_dockerfile_that_needs_docker_is_refused_by_its_line(tmp_path: Path, dockerfile: str, said: str) -> None:
-    write_task(tmp_path / "one", dockerfile=dockerfile)
-    with pytest.raises(ConfigError, match=said):
-        read_harbor_folder(tmp_path / "one")
-
-
-@pytest.mark.parametrize("target", ["/app", "/app/", ".", "./", "../app", "/tmp", "/"])
-def test_a_file_that_is_copied_to_a_directory_goes_into_it(tmp_path: Path, target: str) -> None:
-    folder = write_task(tmp_path / "one", dockerfile=f"FROM a\nWORKDIR /app\nCOPY a.txt {target}\n")
-    place = {"/tmp": "/tmp/a.txt", "/": "/a.txt"}.get(target, "/app/a.txt")
-    assert read_harbor_folder(folder).image.copies == (("a.txt", place),)
-
-
-def test_a_copy_over_an_earlier_copy_goes_where_docker_puts_it(tmp_path: Path) -> None:
-    lines = ("FROM a", "WORKDIR /app", "COPY data d", "COPY a.txt d", "COPY a.txt new", "COPY a.txt new")
-    folder = write_task(tmp_path / "one", dockerfile="\n".join(lines))
-    (folder / "environment" / "data").mkdir()
-    targets = [target for _, target in read_harbor_folder(folder).image.copies]
-    assert targets == ["/app/d", "/app/d/a.txt", "/app/new", "/app/new"]
-
-
-def test_a_command_that_is_a_list_is_run_word_by_word(tmp_path: Path) -> None:
-    lines = ('RUN ["/bin/sh", "-c", "echo $0 > /opt/x"]', "RUN [ -e /opt ] && true")
-    folder = write_task(tmp_path / "one", dockerfile="\n".join(("FROM a", *lines)))
-    commands = [command for _, command in read_harbor_folder(folder).image.commands]
-    assert commands == ["/bin/sh -c 'echo $0 > /opt/x'", "[ -e /opt ] && true"]
-
-
-def test_the_platform_of_this_machine_may_stand_before_an_image(tmp_path: Path) -> None:
-    own = {"x86_64": "linux/amd64", "aarch64": "linux/arm64/v8"}[platform.machine()]
-    folder = write_task(tmp_path / "one", dockerfile=f"FROM --platform={own} debian:12\nENV GREETING hello  there\n")
-    read = read_harbor_folder(folder).image
-    assert (read.image, read.env) == ("debian:12", {"GREETING": "hello there"})
-
-
-@pytest.mark.parametrize("leads_to", ["/etc/passwd", "../../solution", "/etc", "../../nothing"])
-def test_a_link_in_a_copied_directory_that_leads_out_is_refused(tmp_path: Path, leads_to: str) -> None:
-    folder = write_task(tmp_path / "one", dockerfile="FROM a\nCOPY data /app/data\n")
-    (folder / "environment" / "data" / "deep").mkdir(parents=True)
-    (folder / "environment" / "data" / "deep" / "a").symlink_to(folder / "environment" / "a.txt")
-    read_harbor_folder(folder)
-    (folder / "environment" / "data" / "link").symlink_to(leads_to)
-    with pytest.raises(ConfigError, match=r"Dockerfile:2: COPY: .*environment/data/link.* leads to .*; put a copy"):
-        read_harbor_folder(folder)
+def test_a_task_says_whether_its_agent_may_have_a_network(
+    tmp_path: Path, environment: str, agent: str, permitted: bool
+) -> None:
+    whole = TOML.replace("storage_mb = 512", environment).replace("timeout_sec = 120.0", agent)
+    assert read_harbor_folder(write_task(tmp_path / "whole", whole)).permits_network is permitted
+    step = f'[[steps]]\nname = "a"\nagent = {{{agent}}}\n[metadata]'
+    steps = write_task(tmp_path / "steps", TOML.replace("storage_mb = 512", environment).replace("[metadata]", step))
+    for file in ("instruction.md", "tests/test.sh"):
+        (steps / "steps" / "a" / file).parent.mkdir(parents=True, exist_ok=True)
+        (steps / "steps" / "a" / file).write_text("true")
+    assert read_harbor_folder(steps).steps[0].permits_network is permitted
 
 
 def test_an_environment_that_is_a_link_out_of_its_task_is_refused(tmp_path: Path) -> None:

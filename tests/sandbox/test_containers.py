@@ -130,9 +130,12 @@ async def test_an_image_that_is_not_there_is_named(tmp_path: Path, containers: B
     with pytest.raises(ConfigError, match="no image 'debian:12'"):
         async with containers.workbench(image="debian:12"):
             pass
-    with pytest.raises(ConfigError, match="unpacked image"):
-        async with open_containers(images={"a": str(tmp_path)}):
+    async with open_containers(images={"a": str(tmp_path)}) as others:
+        async with others.workbench():  # needs no image
             pass
+        with pytest.raises(ConfigError, match="unpacked image"):
+            async with others.workbench(image="a"):
+                pass
 
 
 async def test_output_arrives_while_a_program_runs(containers: BubblewrapContainers) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -23,16 +23,24 @@ from agentrl_sandbox.base import BoxSandbox
 from agentrl_sandbox.containers import Containers
 from agentrl_sandbox.containers.config import containers_of, read_containers_config
 from agentrl_sandbox.containers.fleet.fleet import HostFleet, open_fleet
-from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
+from agentrl_sandbox.containers.protocol import MissingImage
 from agentrl_sandbox.hosts.server import MAX_LIMITS, HostOptions, serving_host
 from agentrl_sandbox.remote import open_remote
-from tests.support.hosts import HOST_KEY, running_host, serving_sandbox
+from tests.support.hosts import (
+    HOST_KEY,
+    PLANNED_LIMITS,
+    PlannedContainers,
+    host_options,
+    planned_fleet,
+    running_host,
+    serving_sandbox,
+)
 from tests.support.leftovers import processes_with
 
 pytestmark = [pytest.mark.anyio]
 LEAVE = "setsid sleep {} >/dev/null 2>&1 & until grep -q sleep /proc/$!/comm; do :; done"
 """Leaves a process in a group of its own, and returns when that has begun."""
-LIMITS = CONTAINER_LIMITS.model_copy(update={"memory_mb": 256, "wall_s": 300.0})
+LIMITS = PLANNED_LIMITS
 
 
 @pytest.fixture
@@ -236,17 +244,6 @@ async def test_hosts_that_refuse_are_named() -> None:
         read_containers_config({"backend": "hosts"})
 
 
-class PlannedContainers:
-    """Environments that are a plan: they hold no process, so that a thousand of them fit on any machine."""
-
-    name = "planned"
-
-    @asynccontextmanager
-    async def workbench(self, *, image: str | None = None, limits: Limits | None = None) -> AsyncGenerator[Any]:
-        del image, limits
-        yield None
-
-
 async def test_a_thousand_environments_are_in_flight_over_hosts_and_none_is_over_its_cap() -> None:
     maxima = MAX_LIMITS.model_copy(update={"wall_s": 86_400.0})
     all_open = anyio.Event()
@@ -275,24 +272,9 @@ async def test_a_thousand_environments_are_in_flight_over_hosts_and_none_is_over
         assert [host.num_placed for host in fleet.hosts] == [0, 0, 0]
 
 
-@asynccontextmanager
-async def planned_fleet(
-    *hosts: HostOptions, images: Sequence[tuple[str, ...]], wanted: Mapping[str, str | None]
-) -> AsyncGenerator[HostFleet]:
-    """A fleet of hosts with these images, whose environments are plans."""
-    async with AsyncExitStack() as stack:
-        containers = cast("Containers", PlannedContainers())
-        serving = [serving_host(one, containers=containers, images=names) for one, names in zip(hosts, images, strict=True)]
-        urls = [await stack.enter_async_context(each) for each in serving]
-        yield await stack.enter_async_context(open_fleet(urls, images=wanted, limits=LIMITS))
-
-
-def host_options(memory_mb: int, max_open: int = 100) -> HostOptions:
-    maxima = MAX_LIMITS.model_copy(update={"wall_s": 86_400.0, "memory_mb": memory_mb})
-    return HostOptions(max_open=max_open, memory_mb=10**6, share=0.25, maxima=maxima, left_mb=-(10**6))
-
-
-async def test_an_environment_opens_where_its_image_is_and_waits_for_no_other_image() -> None:
+async def test_an_environment_opens_where_its_image_is_and_waits_for_no_other_image(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     wanted = {"debian:12": "/srv/debian", "python:3": "/srv/python", "base": None}
     two = (host_options(512, max_open=1), host_options(512))
     async with planned_fleet(*two, images=[("debian:12",), ("python:3",)], wanted=wanted) as fleet:
@@ -316,9 +298,12 @@ async def test_an_environment_opens_where_its_image_is_and_waits_for_no_other_im
         with pytest.raises(ConfigError, match=r"image node:22: .*'debian:12'.*--image node:22=FOLDER.*'python:3'"):
             async with fleet.workbench(image="node:22"):
                 pass
-    with pytest.raises(ConfigError, match=r"image python:3: .* has the images \['debian:12'\]"):
-        async with planned_fleet(two[0], images=[("debian:12",)], wanted=wanted):
-            pass
+    async with planned_fleet(two[0], images=[("debian:12",)], wanted=wanted) as fleet:
+        async with fleet.workbench(image="debian:12"):
+            assert any("image python:3: " in said and "has the images ['debian:12']" in said for said in caplog.messages)
+        with pytest.raises(MissingImage, match=r"image python:3: .* has the images \['debian:12'\]"):
+            async with fleet.workbench(image="python:3"):
+                pass
     async with planned_fleet(two[0], images=[("*",)], wanted=wanted) as fleet, fleet.workbench(image="node:22"):
         assert fleet.hosts[0].num_placed == 1
 
@@ -384,6 +369,12 @@ async def test_a_host_that_lost_its_image_is_passed_over_for_one_that_has_it() -
         first.state = structs.replace(first.state, images=("a",), free_mb=10**8)  # as it was before it started again
         await stack.enter_async_context(fleet.workbench(image="a"))
         assert (first.num_placed, second.num_placed) == (0, 1)
+
+
+async def test_the_end_of_a_container_that_a_host_has_lost_is_no_success() -> None:
+    async with planned_fleet(host_options(512), images=[()], wanted={}) as fleet:
+        status, answer = await fleet.hosts[0].send("DELETE", "/sessions/of-the-host-before", b"", 60.0)
+        assert (status, b"no such session" in answer) == (404, True)
 
 
 async def test_environments_whose_only_host_is_gone_fail_as_faults_that_name_it(monkeypatch: pytest.MonkeyPatch) -> None:

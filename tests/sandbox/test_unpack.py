@@ -17,6 +17,7 @@ import pytest
 
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl_sandbox.containers import open_containers
+from agentrl_sandbox.containers.image_facts import FACTS_FILE, ImageFacts, facts_of_images
 from agentrl_sandbox.containers.layer_archive import unpack_layer
 from agentrl_sandbox.containers.services.layer_bytes import names_at_top
 from agentrl_sandbox.containers.unpack import unpack_image
@@ -47,7 +48,8 @@ def layer(files: Mapping[str, bytes | str | None]) -> bytes:
 
 
 def docker_save(path: Path, layers: list[bytes], architecture: str = OWN) -> Path:
-    config = json.dumps({"architecture": architecture, "os": "linux"}).encode()
+    own = {"Env": ["PATH=/opt/bin:/bin", "bad-name=1", "EMPTY=", "NO"], "WorkingDir": "/srv/app", "Cmd": ["sh"]}
+    config = json.dumps({"architecture": architecture, "os": "linux", "config": own}).encode()
     names = [f"{number}/layer.tar" for number in range(len(layers))]
     manifest = json.dumps([{"Config": "config.json", "Layers": names}]).encode()
     files = {"manifest.json": manifest, "config.json": config, **dict(zip(names, layers, strict=True))}
@@ -150,3 +152,21 @@ def test_an_image_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     with pytest.raises(ConfigError, match="exists already"):
         unpack_image(docker_save(tmp_path / "c.tar", []), tmp_path / "root")
+
+
+def test_the_folder_knows_the_variables_and_the_directory_of_its_image(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("kept")
+    image = docker_save(tmp_path / "image.tar", [layer({"usr": None, FACTS_FILE: str(outside)})])
+    unpack_image(image, tmp_path / "docker")
+    facts_of = facts_of_images({"a": str(tmp_path / "docker"), "b": str(tmp_path / "oci"), "none": None})
+    assert facts_of("a") == ImageFacts(env={"PATH": "/opt/bin:/bin", "EMPTY": ""}, workdir="/srv/app")
+    assert outside.read_text() == "kept"
+    unpack_image(oci_layout(tmp_path / "layout", [layer({"usr": None})]), tmp_path / "oci")
+    assert facts_of("b") == ImageFacts()
+    assert (facts_of("none"), facts_of("other")) == (None, None)
+    (tmp_path / "docker" / FACTS_FILE).unlink()
+    assert facts_of("a") is None
+    (tmp_path / "docker" / FACTS_FILE).symlink_to(outside)
+    with pytest.raises(ConfigError, match="unpack the image again, or delete this file"):
+        facts_of("a")

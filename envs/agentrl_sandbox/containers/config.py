@@ -16,12 +16,15 @@ from pydantic import Field, ValidationError, model_validator
 from agentrl.config.base import Config
 from agentrl.errors import ConfigError
 from agentrl.processes.config import ClusterConfig
+from agentrl.support.concurrency import task_group
+from agentrl_sandbox.containers.image_facts import ENGINES
 from agentrl_sandbox.containers.protocol import ANY_IMAGE, MAX_STARTING, Containers
 from agentrl_sandbox.containers.services.copied import CopiedContainers
 from agentrl_sandbox.containers.services.docker_service import DockerService
 from agentrl_sandbox.containers.workbench import open_containers
 from agentrl_sandbox.types import Limits
 
+_OF_ENGINES: Final = frozenset({"agent_network", "build", "build_network", "build_s", "max_building"})
 _REMOVED: Final = ("kubernetes", "e2b")
 _INSTEAD: Final = (
     "Use `hosts`: run `agentrl sandbox-host` on other machines, pods of a cluster included; or docker or podman on this one "
@@ -49,6 +52,19 @@ class ContainersConfig(Config):
     name alone."""
     runtime: str | None = None
     """docker, podman: the runtime of containers, such as `runsc` for gVisor; None: the engine's default."""
+    build: Literal["engine", "steps"] | None = None
+    """docker, podman: who makes the image of a task from its Dockerfile: the `engine`, which builds whatever it can; or
+    `steps`, in containers without a network, as with the other backends. None: the engine, unless `has_packages` is set."""
+    build_network: str | None = None
+    """docker, podman: the network of builds, such as `none` or `host`; None: the engine's default."""
+    agent_network: str | None = None
+    """docker, podman: the engine's network that agents of tasks join which permit it (`network_mode: public`), such as
+    `bridge`; their tests join none. None: no container has a network. `host` is refused: it holds this machine's servers."""
+    build_s: float | None = Field(default=None, gt=0)
+    """docker, podman: seconds that a build has; None: the `environment.build_timeout_sec` of its task, which is 600 there
+    by default."""
+    max_building: int = Field(default=2, ge=1)
+    """docker, podman: builds at a time."""
     max_starting: int = Field(default=MAX_STARTING, ge=1)
     """Environments that start at a time; running ones do not count."""
 
@@ -67,8 +83,16 @@ class ContainersConfig(Config):
             raise ValueError(f"hosts: expected addresses with the backend hosts and none with others, got {self.hosts!r}")
         if self.backend != "ray" and (self.nodes is not None or self.address is not None):
             raise ValueError(f"nodes and address: the backend {self.backend} has none; they are for the backend ray")
-        if self.image is None and self.backend not in ("bubblewrap", "hosts", "ray"):
+        is_engine = self.backend in ENGINES
+        if self.image is None and is_engine:
             raise ValueError(f"image: the backend {self.backend} needs one for tasks that name none")
+        if not is_engine and (given := sorted(_OF_ENGINES & self.model_fields_set)):
+            raise ValueError(f"{given[0]}: {self.backend} builds no images and has no networks; take docker or podman")
+        if self.agent_network is not None and (self.agent_network == "host" or ":" in self.agent_network):
+            raise ValueError(
+                f"agent_network: expected a network such as bridge, got {self.agent_network!r}, in which agents would reach "
+                "the servers of this machine or of another container"
+            )
         return self
 
     def key(self) -> str | None:
@@ -118,14 +142,32 @@ async def containers_of(
             )
         else:
             assert config.image is not None
+            from agentrl_sandbox.containers.services.building import ImageBuilder
+
             engine = DockerService(config.backend, config.command or (config.backend,), config.runtime)
             named = {name if given is None else given for name, given in images.items()} - {ANY_IMAGE}
-            await engine.check([config.image, *sorted(named - {config.image})])
+            await engine.check(config.image)
+            missing = await engine.missing(sorted(named - {config.image}))
+            builds = await stack.enter_async_context(task_group())
+            stack.callback(builds.cancel_scope.cancel)
+            builder = ImageBuilder(
+                config.backend,
+                config.command or (config.backend,),
+                builds,
+                images=images,
+                missing=missing,
+                runtime=config.runtime,
+                network=config.build_network,
+                max_building=config.max_building,
+                build_s=config.build_s,
+            )
             yield CopiedContainers(
                 engine,
                 images,
                 default=config.image,
+                missing=missing,
                 limits=limits,
                 max_open=max_open,
                 max_starting=config.max_starting,
+                builder=builder,
             )

@@ -43,10 +43,16 @@ def make_layer(files: Mapping[str, FileContents]) -> bytes:
             add_folders(archive, [*reversed(path.parents), *([path] if name.endswith("/") else [])], folders)
             if not name.endswith("/"):
                 entry = tarfile.TarInfo(str(path))
-                entry.size, entry.mode = len(file.content), 0o755 if file.can_run else 0o644
+                entry.size, entry.mode = len(file.content), _mode_of(file)
                 entry.mtime = int(time.time())
                 archive.addfile(entry, io.BytesIO(file.content))
     return buffer.getvalue()
+
+
+def _mode_of(file: FileContents) -> int:
+    if file.mode is not None:
+        return file.mode & 0o777  # a program that runs as another user would have that user's rights
+    return 0o755 if file.can_run else 0o644
 
 
 def add_folders(archive: tarfile.TarFile, paths: Sequence[PurePosixPath], known: set[PurePosixPath]) -> None:

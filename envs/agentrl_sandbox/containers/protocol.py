@@ -11,8 +11,9 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from agentrl.errors import ConfigError
 from agentrl_sandbox.containers.container import Container
 from agentrl_sandbox.passage import Port
 from agentrl_sandbox.types import FileContents, Limits
@@ -21,6 +22,9 @@ Variables: TypeAlias = Mapping[str, str] | None
 """Of the environment of programs, by name."""
 
 
+BenchRole: TypeAlias = Literal["alone", "first", "second"]
+"""The part of a workbench in its episode: `first` while whose block is open the episode opens another one, of the same image
+and limits, which is the `second`; any other one is `alone`. So a second one never waits for the end of a first."""
 LayerFile: TypeAlias = bytes | Path | FileContents
 """Contents, perhaps of a program; or a file of this machine, whose executable bit goes along."""
 CONTAINER_LIMITS: Final = Limits(
@@ -51,6 +55,52 @@ MAX_STARTING: Final = 2 * (os.cpu_count() or 1) + 2
 """Environments that start at a time, unless a run says otherwise; running ones do not count."""
 
 
+class MissingImage(ConfigError):
+    """An image that the run file names in `images` cannot be had; an error once a task needs it."""
+
+
+class NoSecond(ConfigError):
+    """Nothing that could hold a first environment can hold its second one beside it, now or later."""
+
+
+class BuiltImage(NamedTuple):
+    """An image of an engine, and what it says of itself."""
+
+    image: str
+    """The engine's name for it."""
+    env: Mapping[str, str]
+    workdir: str
+    user: str
+    """Whom its programs run as; empty: root."""
+
+
+@runtime_checkable
+class BuildsImages(Protocol):
+    """Containers over an engine that builds images from Dockerfiles itself."""
+
+    async def built_from(self, folder: Path, *, timeout_s: float) -> BuiltImage:
+        """Return the image of a folder with a Dockerfile, which is built where the engine does not have it.
+
+        Raises:
+            EnvironmentFault: it cannot be built; the message has the folder and the last lines of the engine.
+            MissingImage: `images` names what it begins with, and that is not there.
+        """
+        ...
+
+    async def described(self, name: str) -> BuiltImage | None:
+        """Return what an image of the engine says of itself, by the name that tasks have for it; None: it is not there.
+
+        Raises:
+            EnvironmentFault: it is of another architecture.
+        """
+        ...
+
+
+def without_network(network: str, name: str) -> ConfigError:
+    """Return the error where a container should join a network, and `name` runs containers without one."""
+    return ConfigError(f"containers: those of {name} have no network, got {network!r}; take docker or podman")
+
+
 class Workbench(Protocol):
     """The file system of one episode, in layers."""
 
@@ -62,7 +112,13 @@ class Workbench(Protocol):
         ...
 
     def run(
-        self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: Port | None = None
+        self,
+        *,
+        directory: str = "/",
+        environment: Variables = None,
+        limits: Limits | None = None,
+        port: Port | None = None,
+        network: str | None = None,
     ) -> AbstractAsyncContextManager[Container]:
         """Start a container over the layers; at the block's end its processes have ended, and its changes are a layer.
 
@@ -71,8 +127,10 @@ class Workbench(Protocol):
             environment: variables beside PATH, HOME, LANG and TERM.
             limits: None: those of the workbench.
             port: a port of this machine's loopback that the container reaches, and nothing else.
+            network: of an engine, which the container joins; None: it has none.
 
         Raises:
+            ConfigError: there is a `network`, and the containers are those of no engine.
             EnvironmentFault: it does not start.
         """
         ...
@@ -122,11 +180,14 @@ class Containers(Protocol):
         """The backend, such as `bubblewrap`."""
         ...
 
-    def workbench(self, *, image: str | None = None, limits: Limits | None = None) -> AbstractAsyncContextManager[Workbench]:
+    def workbench(
+        self, *, image: str | None = None, limits: Limits | None = None, role: BenchRole = "alone"
+    ) -> AbstractAsyncContextManager[Workbench]:
         """Open the file system of an episode over an image; None: the default one. Nothing is left at the block's end.
 
         Raises:
-            ConfigError: there is no such image.
+            ConfigError: there is no such image; `MissingImage` where `images` names it.
+            NoSecond: what holds the environments cannot hold a first one and its second at the same time.
             EnvironmentFault: it cannot be opened.
         """
         ...

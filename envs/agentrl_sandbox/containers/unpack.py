@@ -25,6 +25,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from agentrl.errors import ConfigError
+from agentrl_sandbox.containers.image_facts import facts_in, write_facts
 from agentrl_sandbox.containers.layer_archive import OPAQUE, WHITEOUT, deleted_name
 from agentrl_sandbox.containers.roots import CONTAINER_UID, give_away
 
@@ -43,11 +44,12 @@ def unpack_image(source: Path, folder: Path) -> None:
     if folder.exists():
         raise ConfigError(f"{folder}: it exists already; remove it, or name another folder")
     with _reader(source) as read:
-        layers = _layers(source, read)
+        config, layers = _config_and_layers(source, read)
         folder.mkdir(parents=True)
         try:
             for number, name in enumerate(layers, 1):
                 _apply(read(name), folder, f"{source}, layer {number}")
+            write_facts(folder, facts_in(config))
             if os.geteuid() == 0:
                 give_away(folder, CONTAINER_UID)
         except BaseException:
@@ -76,8 +78,8 @@ def _reader(source: Path) -> Generator[_Read]:
         yield read
 
 
-def _layers(source: Path, read: _Read) -> list[str]:
-    """Return the names of the layers, the lowest first."""
+def _config_and_layers(source: Path, read: _Read) -> tuple[bytes, list[str]]:
+    """Return the configuration of the image, and the names of its layers, the lowest first."""
     try:
         return _oci_layers(source, read, _as_object(read("index.json")))
     except (KeyError, FileNotFoundError):
@@ -86,19 +88,21 @@ def _layers(source: Path, read: _Read) -> list[str]:
         [image] = cast("list[dict[str, Any]]", msgspec.json.decode(read("manifest.json")))
     except (KeyError, FileNotFoundError, ValueError) as error:
         raise ConfigError(f"{source}: it has neither index.json nor a manifest.json of one image: {error}") from error
-    _check_architecture(source, _as_object(read(image["Config"])))
-    return list(image["Layers"])
+    config = read(image["Config"])
+    _check_architecture(source, _as_object(config))
+    return config, list(image["Layers"])
 
 
-def _oci_layers(source: Path, read: _Read, index: dict[str, Any]) -> list[str]:
+def _oci_layers(source: Path, read: _Read, index: dict[str, Any]) -> tuple[bytes, list[str]]:
     manifests = [each for each in index["manifests"] if _fits(each.get("platform"))]
     if len(manifests) != 1:
         raise ConfigError(f"{source}: expected one image for this processor, {_own_processor()}, found {len(manifests)}")
     manifest = _as_object(read(_blob(manifests[0]["digest"])))
     if "manifests" in manifest:
         return _oci_layers(source, read, manifest)
-    _check_architecture(source, _as_object(read(_blob(manifest["config"]["digest"]))))
-    return [_blob(each["digest"]) for each in manifest["layers"]]
+    config = read(_blob(manifest["config"]["digest"]))
+    _check_architecture(source, _as_object(config))
+    return config, [_blob(each["digest"]) for each in manifest["layers"]]
 
 
 def _as_object(data: bytes) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -35,8 +36,11 @@ from agentrl_sandbox.containers.protocol import (
     CONTAINER_LIMITS,
     CONTAINER_VARIABLES,
     MAX_STARTING,
+    BenchRole,
     LayerFile,
+    MissingImage,
     Variables,
+    without_network,
 )
 from agentrl_sandbox.containers.roots import CONTAINER_UID, RootFolder, folder_root, make_default_root
 from agentrl_sandbox.containers.starter import WRAPPER, LayerStarter, OneUserId
@@ -44,6 +48,7 @@ from agentrl_sandbox.containers.starting import turn_to_start
 from agentrl_sandbox.passage import Port
 from agentrl_sandbox.types import Limits
 
+logger = logging.getLogger(__name__)
 Done = TypeVar("Done")
 
 
@@ -68,9 +73,17 @@ class BubblewrapWorkbench:
 
     @asynccontextmanager
     async def run(
-        self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: Port | None = None
+        self,
+        *,
+        directory: str = "/",
+        environment: Variables = None,
+        limits: Limits | None = None,
+        port: Port | None = None,
+        network: str | None = None,
     ) -> AsyncGenerator[Container]:
         """Start a container as `Workbench.run` describes."""
+        if network is not None:
+            raise without_network(network, "bubblewrap")
         if self._runs:
             raise ConfigError("containers: a workbench has one container at a time; end the other one first")
         limits, name = limits or self.limits, self._new_name()
@@ -184,10 +197,10 @@ class BubblewrapContainers:
     Args:
         parts: programs of this machine.
         folder: a directory of this process, where layers are mounted and roots lie.
-        images: folders of unpacked images, by the names that tasks have for them.
+        images: roots of unpacked images, by the names that tasks have for them, or why a folder is none.
         default: the root of what names no image.
         limits: of workbenches that bring none.
-        max_open: workbenches at a time.
+        max_open: workbenches at a time, beside the second ones of episodes.
     """
 
     name = "bubblewrap"
@@ -196,7 +209,7 @@ class BubblewrapContainers:
         self,
         parts: _Parts,
         folder: Path,
-        images: Mapping[str, RootFolder],
+        images: Mapping[str, RootFolder | ConfigError],
         *,
         default: RootFolder,
         limits: Limits,
@@ -209,6 +222,8 @@ class BubblewrapContainers:
     def root(self, image: str | None) -> RootFolder:
         """Return the root of an image; one that is not there is a ConfigError, with those that are."""
         found = self._default if image is None else self._images.get(image, self._images.get(ANY_IMAGE))
+        if isinstance(found, ConfigError):
+            raise MissingImage(f"containers: images: {image}: {found}")
         if found is None:
             raise ConfigError(
                 f"containers: there is no image {image!r}; `images` has {sorted(self._images) or 'none'}; name the "
@@ -218,13 +233,14 @@ class BubblewrapContainers:
 
     @asynccontextmanager
     async def workbench(
-        self, *, image: str | None = None, limits: Limits | None = None
+        self, *, image: str | None = None, limits: Limits | None = None, role: BenchRole = "alone"
     ) -> AsyncGenerator[BubblewrapWorkbench]:
         """Open the file system of an episode as `Containers.workbench` describes."""
         root = self.root(image)
         async with AsyncExitStack() as stack:
-            with outside_work():
-                await stack.enter_async_context(self._open)
+            if role != "second":
+                with outside_work():
+                    await stack.enter_async_context(self._open)
             parts = self._parts
             async with parts.turn_to_start():
                 held = hold_memory(parts.host, parts.tools, CONTAINER_UID, self.folder)
@@ -246,11 +262,11 @@ async def open_containers(
         images: folders of unpacked images, by the names that tasks have for them; `"*"` stands for all other names, and
             None as a folder for the programs of this machine.
         limits: of containers that bring none; None: `CONTAINER_LIMITS`.
-        max_open: workbenches at a time; others wait in order.
+        max_open: workbenches at a time, beside the second ones of episodes; others wait in order.
         max_starting: workbenches that open, and containers that start, at a time; running ones do not count.
 
     Raises:
-        ConfigError: a program is missing, a folder is no image, or the kernel refuses.
+        ConfigError: a program is missing, or the kernel refuses. A folder that is no image is one when it is needed.
     """
     host = find_host()
     parts = _Parts(host, find_layer_tools(), find_control_groups(), max_starting)
@@ -259,7 +275,9 @@ async def open_containers(
         for name in ("layers", "root"):
             (Path(place) / name).mkdir()
         default = make_default_root(Path(place) / "root", parts.owner)
-        roots = {name: default if path is None else folder_root(Path(path)) for name, path in (images or {}).items()}
+        roots = {
+            name: default if path is None else _root_or_problem(name, Path(path)) for name, path in (images or {}).items()
+        }
         containers = BubblewrapContainers(
             parts,
             Path(place) / "layers",
@@ -270,6 +288,17 @@ async def open_containers(
         )
         await _check_layers(containers)
         yield containers
+
+
+def _root_or_problem(name: str, path: Path) -> RootFolder | ConfigError:
+    """Return the root in the folder of an image, or why it is none: perhaps no task needs it, unless it is that of all."""
+    try:
+        return folder_root(path)
+    except ConfigError as error:
+        if name == ANY_IMAGE:
+            raise
+        logger.warning("images: %s: %s; tasks that need it fail", name, error)
+        return error
 
 
 async def _check_layers(containers: BubblewrapContainers) -> None:

@@ -1,240 +1,328 @@
 """What a Dockerfile of a task says, as far as a sandbox without Docker and without a network can do it.
 
-Honoured: FROM one image for this machine's platform, WORKDIR, ENV, COPY and ADD of files of the folder, RUN. Files are put
-in before the first RUN, so a COPY after a RUN is refused, as is everything else that would change what the container holds.
+Honoured, in the order of the file: FROM one image for this machine's platform, ARG, ENV, WORKDIR, USER root, SHELL, COPY and
+ADD of files of the folder, VOLUME, RUN. Whatever else would change what the container holds is refused by file and line.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 import re
-import shlex
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from agentrl.errors import ConfigError
+from agentrl_sandbox.containers.image_facts import FactsOf, ImageFacts
+from agentrl_sandbox.containers.protocol import CONTAINER_VARIABLES
+from agentrl_sandbox.harbor.copying import FolderCopies, MissingFileError, absolute, refuse_archives
+from agentrl_sandbox.harbor.instructions import HereDocument, Instruction, read_instructions, words_in_list
+from agentrl_sandbox.harbor.links import refuse_link_out, refuse_links_out
+from agentrl_sandbox.harbor.places import Places
+from agentrl_sandbox.harbor.recipe import CopyStep, EngineBuild, ImageRecipe, LeftOut, RunStep, Step
+from agentrl_sandbox.harbor.running import read_run
+from agentrl_sandbox.harbor.words import replaced, replaced_in_text, split_words
 
-_WITHOUT_EFFECT: Final = frozenset({"CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "MAINTAINER", "STOPSIGNAL"})
+_WITHOUT_EFFECT: Final = frozenset(
+    {"CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "ONBUILD"}
+)
 """They describe how a container is started or named, and agentrl starts it itself."""
-_NEEDS_NETWORK: Final = re.compile(r"(?:^|[;&|(]\s*|\s)(apt-get|apt|apk|dnf|yum|pip3?|uv|npm|curl|wget)\s+(?!--version)")
-_SETS: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_WITHOUT_VARIABLES: Final = frozenset({"FROM", "WORKDIR", "COPY", "ADD"})
-_FOLDERS: Final = ("/", "/bin", "/dev", "/etc", "/home", "/opt", "/root", "/sbin", "/srv", "/tmp", "/usr", "/var")
-"""Directories of every image."""
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OPTION: Final = re.compile(r"--([a-z]+)(?:=(\S*))?(?:\s+|$)")
+_ROOT: Final = ("root", "0")
+_SHELL: Final = ("/bin/sh", "-c")
 DEFAULT_WORKDIR: Final = "/app"
 
 
-class ImageRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """The environment of a task."""
-
-    image: str | None
-    """The image that it begins with; None: the task names none."""
-    workdir: str
-    env: dict[str, str]
-    copies: tuple[tuple[str, str], ...]
-    """Pairs of a path below `environment/` and an absolute path in the container."""
-    commands: tuple[tuple[str, str], ...]
-    """Pairs of a directory and a command, which run in this order once the files are there."""
+_PATH: Final = {"PATH": CONTAINER_VARIABLES["PATH"]}
+"""Of an image of which only the files are known."""
 
 
-def read_dockerfile(folder: Path, *, docker_image: str | None, workdir: str | None) -> ImageRecipe:
-    """Return what the folder `environment` of a task describes; with `docker_image` its Dockerfile is not read.
+def read_dockerfile(
+    folder: Path,
+    *,
+    docker_image: str | None,
+    workdir: str | None,
+    facts_of: FactsOf | None = None,
+    by_engine: bool = False,
+) -> ImageRecipe:
+    """Return what the folder `environment` of a task describes.
+
+    It begins with the variables and the directory of the image, where `facts_of` knows them. With `docker_image` the
+    Dockerfile's RUNs, and what it copies from elsewhere, count as done in that image. With `by_engine` and without
+    `docker_image` an engine builds the image, which it alone reads the Dockerfile for.
 
     Raises:
         ConfigError: an instruction cannot be honoured; the message names file and line.
     """
     file = folder / "Dockerfile"
-    if docker_image is not None or not file.is_file():
-        place = _absolute("/", workdir or DEFAULT_WORKDIR)
-        return ImageRecipe(image=docker_image, workdir=place, env={}, copies=(), commands=())
-    _refuse_link_out(folder, folder.parent, "")
-    reading = _RecipeReading(folder)
-    for number, line in _instructions(file):
-        name, *rest = line.split(maxsplit=1)
-        reading.follow(name.upper(), rest[0] if rest else "", f"{file}:{number}")
-    here = reading.here
-    place = _absolute(here, workdir) if workdir else here if here != "/" else DEFAULT_WORKDIR
-    reading.make_folder(place, f"{file}: the working directory")
-    copies, commands = tuple(reading.copies), tuple(reading.commands)
-    return ImageRecipe(image=reading.image, workdir=place, env=reading.env, copies=copies, commands=commands)
+    if by_engine and docker_image is None and file.is_file():
+        return _left_to_engine(folder, workdir)
+    reading = _RecipeReading(folder, docker_image, facts_of or (lambda _: None))
+    if file.is_file():
+        refuse_link_out(folder, folder.parent)
+        refuse_link_out(file, folder)
+        for instruction in read_instructions(file):
+            reading.follow(instruction)
+        if reading.image is None:
+            raise ConfigError(f"{file}: expected FROM and an image, got none; begin with one, such as FROM debian:12")
+    place = working_directory(reading.here, workdir)
+    reading.places.make_folder(place, f"{file}: the working directory")
+    return ImageRecipe(
+        image=reading.image,
+        workdir=place,
+        env=reading.env,
+        steps=tuple(reading.steps),
+        left_out=tuple(reading.left_out),
+    )
+
+
+def working_directory(of_image: str, of_task: str | None) -> str:
+    """Return the directory in which an agent and its tests begin."""
+    return absolute(of_image, of_task) if of_task else of_image if of_image != "/" else DEFAULT_WORKDIR
+
+
+def _left_to_engine(folder: Path, workdir: str | None) -> ImageRecipe:
+    refuse_link_out(folder, folder.parent)
+    refuse_links_out(folder, folder)
+    build = EngineBuild(folder=folder, workdir=workdir)
+    return ImageRecipe(image=None, workdir=working_directory("/", workdir), env={}, build=build)
 
 
 class _RecipeReading:
     """Follows the instructions of one Dockerfile in their order."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.image: str | None = None
-        self.here = "/"
-        self.env: dict[str, str] = {}
-        self.copies: list[tuple[str, str]] = []
-        self.commands: list[tuple[str, str]] = []
-        self._folders = set[str](_FOLDERS)
-        self._files: set[str] = set()
+    def __init__(self, folder: Path, docker_image: str | None, facts_of: FactsOf) -> None:
+        self._folder, self._docker_image, self._facts_of = folder, docker_image, facts_of
+        self.image = docker_image
+        self._global: dict[str, str] = _platform_variables()
+        """Of each ARG before FROM."""
+        self._stage: str | None = None
+        """The name of the stage; None: FROM has not come yet."""
+        self._begin(docker_image)
 
-    def follow(self, name: str, rest: str, where: str) -> None:
+    def _begin(self, image: str | None) -> None:
+        """Begin with an image as it is."""
+        facts = (None if image is None else self._facts_of(image)) or ImageFacts()
+        self.here, self.env = facts.workdir, dict(facts.env)
+        self.steps: list[Step] = []
+        self.left_out: list[LeftOut] = []
+        self._args: dict[str, str] = {}
+        self._shell = _SHELL
+        self.places = Places()
+        self._copies = FolderCopies(self._folder, self.places)
+
+    @property
+    def _values(self) -> dict[str, str]:
+        """The variables that an instruction sees."""
+        return {**self._global} if self._stage is None else {**_PATH, **self._args, **self.env}
+
+    def follow(self, instruction: Instruction) -> None:
         """Do what one instruction says, or refuse it."""
-        said = f"{where}: {name}"
-        if name in _WITHOUT_VARIABLES and "$" in rest:
-            raise ConfigError(f"{said}: expected no variable, got {rest!r}; write what it stands for")
-        if name == "FROM":
-            if self.image is not None:
-                raise ConfigError(f"{said}: a build of several stages needs Docker; set environment.docker_image")
-            self.image = _image_of(rest, said)
-        elif name == "WORKDIR":
-            words = _shell_words(rest, said)
-            if len(words) != 1:
-                raise ConfigError(f"{said}: expected one directory, got {rest!r}; put quotes around spaces")
-            self.here = _absolute(self.here, words[0])
-            self.make_folder(self.here, said)
-        elif name == "ENV" or (name == "ARG" and "=" in rest):
-            self.env |= _variables(rest, said)
-        elif name in ("COPY", "ADD"):
-            if self.commands:
-                raise ConfigError(f"{said} after a RUN: files are put in before the first command; move it up")
-            self._copy(rest, said)
-        elif name == "RUN":
-            self.commands.append((self.here, _command(rest, said)))
-        elif name == "ARG" or (name == "USER" and rest in ("root", "0")):
-            return
+        name, said = instruction.name, instruction.said
+        if self._stage is None and name not in ("FROM", "ARG"):
+            raise ConfigError(f"{said}: expected FROM first, got {instruction.rest!r}; begin with an image")
+        do = {
+            "FROM": self._from,
+            "ARG": self._arg,
+            "ENV": self._env,
+            "WORKDIR": self._workdir,
+            "COPY": self._copy,
+            "ADD": self._copy,
+            "RUN": self._run,
+            "USER": self._user,
+            "SHELL": self._set_shell,
+            "VOLUME": self._volume,
+        }.get(name)
+        if do is not None:
+            do(instruction)
         elif name not in _WITHOUT_EFFECT:
-            raise ConfigError(f"{said}: the sandbox cannot do this; leave the task out")
+            raise ConfigError(
+                f"{said}: this is no instruction that the sandbox knows; correct it (a here-document's name stands "
+                "right behind `<<`), or leave the task out"
+            )
 
-    def make_folder(self, place: str, said: str) -> None:
-        """Note that there is a directory, and those above it; a file that was copied there is a ConfigError."""
-        for each in (place, *map(str, PurePosixPath(place).parents)):
-            if each in self._files:
-                raise ConfigError(f"{said}: expected a directory, but {each} is a file since an earlier COPY; rename one")
-            self._folders.add(each)
+    def _from(self, instruction: Instruction) -> None:
+        said = instruction.said
+        words = self._words(instruction)
+        if words and words[0].startswith("--platform="):
+            self._check_platform(words.pop(0).partition("=")[2], said)
+        is_named = len(words) == 3 and words[1].upper() == "AS"
+        if not words or words[0].startswith("--") or not words[0] or not (len(words) == 1 or is_named):
+            raise ConfigError(f"{said}: expected one image, got {instruction.rest!r}")
+        image, earlier = words[0], self._stage
+        if earlier is not None and image.lower() != earlier and self._docker_image is None:
+            raise ConfigError(
+                f"{said}: a build of several stages needs Docker; set environment.docker_image to its result, or begin "
+                "with one image"
+            )
+        self._stage = words[2].lower() if is_named else ""
+        if earlier is not None and image.lower() == earlier:
+            self._args = {}
+            return
+        if self._docker_image is None:
+            if image == "scratch":
+                raise ConfigError(f"{said}: expected an image with files, got scratch; name one that has bash")
+            self.image = image
+        self._begin(self.image)
 
-    def _copy(self, text: str, said: str) -> None:
-        words = _exec_form(text) or _shell_words(text, said)
-        if len(words) < 2 or any(word.startswith("--") or "://" in word or "*" in word for word in words):
-            raise ConfigError(f"{said}: expected files of the folder and a target, without options, got {text!r}")
-        *sources, target = words
-        place = _absolute(self.here, target)
-        into = target.endswith("/") or len(sources) > 1 or place in self._folders
-        for source in sources:
-            path = self._folder / source
-            if not path.resolve().is_relative_to(self._folder.resolve()) or not path.exists():
-                raise ConfigError(f"{said}: {source!r} is no file of {self._folder}")
-            refuse_links_out(path, self._folder, f"{said}: ")
-            found = str(PurePosixPath(place) / path.name) if path.is_file() and into else place
-            self.make_folder(str(PurePosixPath(found).parent) if path.is_file() else found, said)
-            if path.is_file():
-                self._files.add(found)
-            self.copies.append((source, found))
-
-
-def _image_of(text: str, said: str) -> str:
-    """Return the image that FROM names, for the platform of this machine."""
-    words = text.split()
-    if words and words[0].startswith("--platform="):
-        own, asked = f"linux/{_platform()}", words.pop(0).partition("=")[2]
-        if asked.removesuffix("/v8") != own:
+    def _check_platform(self, asked: str, said: str) -> None:
+        own = self._global["TARGETPLATFORM"]
+        if asked.removesuffix("/v8") != own and self._docker_image is None:
             raise ConfigError(f"{said}: expected the platform of this machine, {own}, got {asked}; leave the task out")
-    if not words or words[0].startswith("--"):
-        raise ConfigError(f"{said}: expected one image, got {text!r}")
-    return words[0]
 
+    def _arg(self, instruction: Instruction) -> None:
+        for word in self._raw_words(instruction):
+            name, equals, value = word.partition("=")
+            self._check_name(name, instruction)
+            target = self._global if self._stage is None else self._args
+            if equals:
+                target[name] = self._replaced(value, instruction)
+            elif self._stage is not None and name in self._global:
+                target[name] = self._global[name]
 
-def _platform() -> str:
-    machine = platform.machine().lower()
-    return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
+    def _env(self, instruction: Instruction) -> None:
+        words = self._raw_words(instruction)
+        if not words:
+            raise ConfigError(f"{instruction.said}: expected NAME=value, got nothing")
+        if "=" not in words[0]:
+            name, *rest = instruction.rest.split(maxsplit=1)
+            words = [f"{name}={rest[0].rstrip()}" if rest else name]
+        # All words see the variables as they were before the instruction.
+        found: dict[str, str] = {}
+        for word in words:
+            name, equals, value = word.partition("=")
+            if not equals:
+                raise ConfigError(f"{instruction.said}: expected NAME=value, got {instruction.rest!r}")
+            self._check_name(name, instruction)
+            found[name] = self._replaced(value, instruction)
+        self.env |= found
 
+    def _check_name(self, name: str, instruction: Instruction) -> None:
+        if _NAME.fullmatch(name) is None:
+            raise ConfigError(f"{instruction.said}: expected NAME=value, got {instruction.rest!r}")
 
-def _command(text: str, said: str) -> str:
-    """Return a line of bash for what RUN runs, which is one already or a list of words in JSON."""
-    words = _exec_form(text)
-    if text.startswith("--") or not text:
-        raise ConfigError(f"{said}: expected a command without options, got {text!r}")
-    if needed := _NEEDS_NETWORK.search(" ".join(words) if words else text):
-        raise ConfigError(
-            f"{said} {needed[1]} needs a network, which the sandbox does not have; build the image elsewhere, "
-            "and set environment.docker_image to a name for which `images` has its files"
+    def _workdir(self, instruction: Instruction) -> None:
+        place = self._replaced(instruction.rest, instruction)
+        if not place:
+            raise ConfigError(f"{instruction.said}: expected one directory, got {instruction.rest!r}")
+        self.here = absolute(self.here, place)
+        self._make_folders([self.here], instruction.said)
+
+    def _volume(self, instruction: Instruction) -> None:
+        words = words_in_list(instruction.rest) or self._words(instruction)
+        self._make_folders([absolute("/", word) for word in words], instruction.said)
+
+    def _make_folders(self, folders: list[str], said: str) -> None:
+        for folder in folders:
+            self.places.make_folder(folder, said)
+        self.steps.append(CopyStep(said=said, folders=tuple(folders)))
+
+    def _copy(self, instruction: Instruction) -> None:
+        said = instruction.said
+        options, rest = _options(instruction.rest)
+        options = {name: self._replaced(value, instruction) for name, value in options.items()}
+        words = words_in_list(rest)
+        words = words or [self._replaced(word, instruction) for word in self._split(rest, instruction)]
+        documents: dict[str, tuple[HereDocument, str]] = {}
+        for document in instruction.documents:
+            text = document.text
+            if not document.is_literal:
+                text = self._replaced(text, instruction, replaced_in_text)
+            documents[self._replaced(document.written, instruction)] = (document, text)
+        fetched = f"--from={options['from']}" if "from" in options else next((w for w in words[:-1] if "://" in w), "")
+        if fetched:
+            self._fetch(instruction, fetched)
+            return
+        try:
+            step = self._copies.step(words, options, documents, self.here, said)
+        except MissingFileError:
+            if self._docker_image is None:
+                raise
+            self._leave_out(instruction)
+            return
+        if instruction.name == "ADD":
+            refuse_archives(step)
+        self.steps.append(step)
+
+    def _fetch(self, instruction: Instruction, fetched: str) -> None:
+        """Take note of files that come from a network, or from an image."""
+        if self._docker_image is not None:
+            self._leave_out(instruction)
+            return
+        said, text = instruction.said, instruction.rest
+        self.steps.append(RunStep(said=said, text=text, argv=(), directory=self.here, environment={}, network=fetched))
+
+    def _run(self, instruction: Instruction) -> None:
+        if self._docker_image is not None:
+            self._leave_out(instruction)
+            return
+        options, rest = _options(instruction.rest, repeated=("mount",))
+        variables = {**self._args, **self.env}
+        step = read_run(
+            instruction,
+            rest,
+            options,
+            shell=self._shell,
+            directory=self.here,
+            environment=variables,
+            words=words_in_list(rest),
         )
-    return shlex.join(words) if words else text
+        self.steps.append(step)
+        self.places.forget_files()
+
+    def _user(self, instruction: Instruction) -> None:
+        user = self._replaced(instruction.rest, instruction)
+        if user.partition(":")[0] in _ROOT:
+            return
+        if self._docker_image is None:
+            raise ConfigError(
+                f"{instruction.said}: expected root, the one user of the sandbox, got {user!r}; take the instruction out"
+            )
+        why = "everything runs as root, the one user of the sandbox"
+        self.left_out.append(LeftOut(said=instruction.said, text=instruction.rest, why=why))
+
+    def _set_shell(self, instruction: Instruction) -> None:
+        words = words_in_list(instruction.rest)
+        if not words:
+            raise ConfigError(f'{instruction.said}: expected a list such as ["/bin/bash", "-c"], got {instruction.rest!r}')
+        self._shell = tuple(words)
+
+    def _leave_out(self, instruction: Instruction) -> None:
+        why = f"the image {self.image!r} counts as having it"
+        self.left_out.append(LeftOut(said=instruction.said, text=instruction.rest, why=why))
+
+    def _words(self, instruction: Instruction) -> list[str]:
+        return [self._replaced(word, instruction) for word in self._raw_words(instruction)]
+
+    def _raw_words(self, instruction: Instruction) -> list[str]:
+        return self._split(instruction.rest, instruction)
+
+    def _split(self, text: str, instruction: Instruction) -> list[str]:
+        try:
+            return split_words(text, escape=instruction.escape)
+        except ValueError as error:
+            raise ConfigError(f"{instruction.said}: {error} in {instruction.rest!r}") from None
+
+    def _replaced(self, text: str, instruction: Instruction, how: Callable[..., str] = replaced) -> str:
+        try:
+            return how(text, self._values, escape=instruction.escape)
+        except ValueError as error:
+            raise ConfigError(f"{instruction.said}: {error} in {instruction.rest!r}") from None
 
 
-def _exec_form(text: str) -> list[str] | None:
-    """Return a list of words in JSON; None: it is none, and so a line of words, as Docker takes it."""
-    try:
-        return msgspec.json.decode(text, type=list[str])
-    except msgspec.DecodeError:
-        return None
-
-
-def _shell_words(text: str, said: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"{said}: {error} in {text!r}") from None
-
-
-def _instructions(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield each instruction with the number of its first line; a backslash at its end joins a line to the next."""
-    parts: list[str] = []
-    first = 0
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: {error}") from error
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if not text or text.startswith("#"):
-            continue
-        if "<<" in text and not parts and text.upper().startswith(("RUN", "COPY")):
-            raise ConfigError(f"{file}:{number}: a here-document; write it as a file beside the Dockerfile")
-        first = first if parts else number
-        parts.append(text.removesuffix("\\").strip())
-        if not text.endswith("\\"):
-            yield first, " ".join(parts)
-            parts = []
-    if parts:
-        yield first, " ".join(parts)
-
-
-def _variables(text: str, said: str) -> dict[str, str]:
-    words = _shell_words(text, said)
-    if "$" in text:
-        raise ConfigError(f"{said}: expected no variable, got {text!r}; write what it stands for")
-    if len(words) > 1 and "=" not in words[0]:
-        words = [f"{words[0]}={' '.join(words[1:])}"]
+def _options(text: str, *, repeated: tuple[str, ...] = ()) -> tuple[dict[str, str], str]:
+    """Return the options at the beginning of a text, such as `--chmod=755`, and the rest; `repeated` ones by lines."""
     found: dict[str, str] = {}
-    for word in words or [""]:
-        match = _SETS.fullmatch(word)
-        if match is None:
-            raise ConfigError(f"{said}: expected NAME=value, got {text!r}")
-        found[match[1]] = match[2]
-    return found
+    while (match := _OPTION.match(text)) is not None:
+        name, value = match[1], match[2] or ""
+        found[name] = f"{found[name]}\n{value}" if name in found and name in repeated else value
+        text = text[match.end() :]
+    return found, text
 
 
-def refuse_links_out(tree: Path, top: Path, where: str = "") -> None:
-    """Refuse a link at or below `tree` that leads out of `top`: whatever reads the files would read those of this machine.
-
-    Raises:
-        ConfigError: there is one; the message begins with `where`, and names the link.
-    """
-    for path in (tree, *sorted(tree.rglob("*"))):
-        _refuse_link_out(path, top, where)
-
-
-def _refuse_link_out(path: Path, top: Path, where: str) -> None:
-    target = os.path.realpath(path)
-    if path.is_symlink() and not Path(target).is_relative_to(os.path.realpath(top)):
-        raise ConfigError(f"{where}{path} is a link, and leads to {target}, out of {top}; put a copy in its place")
-
-
-def _absolute(here: str, path: str) -> str:
-    """Return a path that begins with a slash and has no `..`."""
-    parts: list[str] = []
-    for part in PurePosixPath(here, path).parts[1:]:
-        if part == "..":
-            parts = parts[:-1]
-        else:
-            parts.append(part)
-    return "/" + "/".join(parts)
+def _platform_variables() -> dict[str, str]:
+    machine = platform.machine().lower()
+    own = {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
+    variables = {"PLATFORM": f"linux/{own}", "OS": "linux", "ARCH": own}
+    return {f"{part}{name}": value for part in ("TARGET", "BUILD") for name, value in variables.items()}

@@ -6,7 +6,6 @@ loads.
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -15,18 +14,30 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from agentrl.data.left_out import LeaveOut, reason_rows
 from agentrl.errors import ConfigError
 from agentrl.types import Task
-from agentrl_sandbox.harbor.dockerfile import ImageRecipe, read_dockerfile, refuse_links_out
+from agentrl_sandbox.containers.image_facts import FactsOf, engine_builds
+from agentrl_sandbox.harbor.dockerfile import read_dockerfile
+from agentrl_sandbox.harbor.judging import (
+    CollectCommand,
+    HealthCheck,
+    Judge,
+    artifact_paths,
+    collect_problem,
+    health_problem,
+    judge_image,
+)
+from agentrl_sandbox.harbor.links import refuse_links_out
+from agentrl_sandbox.harbor.recipe import ImageRecipe
+from agentrl_sandbox.harbor.unreadable import reason_of
+from agentrl_sandbox.harbor.values import check_env, checked_cpus, checked_seconds, checked_size, field_error
 
 HARBOR_FILE: Final = "task.toml"
 _VERSIONS: Final = ("1.0", "1.1", "1.2", "1.3", "1.4")
-_TEMPLATE: Final = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}")
 _COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml", "singularity-compose.yaml")
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([GMK])", re.IGNORECASE)
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CANARY: Final = re.compile(r"(?:<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 _NETWORK_MODES: Final = ("no-network", "public")
-_UNIT_MB: Final = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 
 class _Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,7 +55,7 @@ class _Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     mcp_servers: list[dict[str, Any]] = []
     env: dict[str, str] = {}
     skills_dir: str | None = None
-    healthcheck: dict[str, Any] | None = None
+    healthcheck: HealthCheck | None = None
     workdir: str | None = None
     network_mode: str = "public"
     allowed_hosts: list[str] | None = None
@@ -65,12 +76,24 @@ class _Verifier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     network_mode: str | None = None
     allowed_hosts: list[str] | None = None
     environment_mode: str | None = None
-    environment: dict[str, Any] | None = None
-    collect: list[dict[str, Any]] = []
+    environment: _Environment | None = None
+    collect: list[CollectCommand] = []
 
 
 class _Solution(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
+
+
+class _Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    agent: _Agent = _Agent()
+    verifier: _Verifier = _Verifier()
+    min_reward: float | dict[str, float] | None = None
+    healthcheck: HealthCheck | None = None
+    artifacts: list[str | dict[str, Any]] = []
+    dependencies: list[str] = []
+    """Steps that are played before it, as all are that stand above it."""
+    inherit_prior_session: bool = False
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +104,9 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     agent: _Agent = _Agent()
     verifier: _Verifier = _Verifier()
     solution: _Solution = _Solution()
-    steps: list[dict[str, Any]] = []
+    steps: list[_Step] = []
+    multi_step_reward_strategy: str | None = None
+    artifacts: list[str | dict[str, Any]] = []
 
 
 class HarborTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +128,27 @@ class HarborTask(msgspec.Struct, frozen=True, kw_only=True):
     """Variables of `tests/test.sh` alone."""
     solution_env: dict[str, str]
     """Variables of `solution/solve.sh` alone."""
+    judge: Judge | None = None
+    """The environment of the tests, where it is not a copy of the agent's."""
+    collect: tuple[CollectCommand, ...] = ()
+    healthchecks: tuple[HealthCheck, ...] = ()
+    step: str = ""
+    """The name of the step that this task is; empty: it is a whole task."""
+    goes_on: bool = False
+    """Whether this step continues the conversation of the one before it (`inherit_prior_session`)."""
+    permits_network: bool = False
+    """Whether its agent may have a network, where the run file names one."""
+    min_reward: Mapping[str, float] = {}
+    """What the named numbers of a step have to reach, or the task ends after it."""
+    steps: tuple[HarborTask, ...] = ()
+    """The steps that are played one after the other, each in the files that the one before it left; empty: there is one."""
+    is_last_reward: bool = False
+    """Whether the reward of several steps is that of the last one, and not their mean."""
+
+    @property
+    def key(self) -> str:
+        """What no other task and no other step has."""
+        return f"{self.folder}#{self.step}" if self.step else str(self.folder)
 
     @property
     def name(self) -> str:
@@ -115,7 +161,7 @@ class HarborTask(msgspec.Struct, frozen=True, kw_only=True):
         own = self.metadata.get("agentrl")
         kept: object = cast("Mapping[str, Any]", own).get("keep", []) if isinstance(own, Mapping) else []
         if not isinstance(kept, list) or not all(isinstance(each, str) and each.startswith("/") for each in kept):
-            raise _field_error(self.folder, "metadata.agentrl.keep", f"expected a list of absolute paths, got {kept!r}")
+            raise field_error(self.folder, "metadata.agentrl.keep", f"expected a list of absolute paths, got {kept!r}")
         return tuple(cast("list[str]", kept))
 
     @property
@@ -125,16 +171,44 @@ class HarborTask(msgspec.Struct, frozen=True, kw_only=True):
         needs: object = cast("Mapping[str, Any]", own).get("needs", {}) if isinstance(own, Mapping) else {}
         if not isinstance(needs, Mapping) or not all(isinstance(command, str) for command in needs.values()):
             why = f"expected a command for each name, got {needs!r}"
-            raise _field_error(self.folder, "metadata.agentrl.needs", why)
+            raise field_error(self.folder, "metadata.agentrl.needs", why)
         return dict(cast("Mapping[str, str]", needs))
+
+    @property
+    def is_judged_apart(self) -> bool:
+        """Whether its tests run in a second environment while that of the agent is open."""
+        return self.judge is not None or bool(self.steps)
+
+    def for_judge(self) -> HarborTask:
+        """Return the task in the environment of its tests, which is this one unless they have one of their own."""
+        judge = self.judge
+        if judge is None:
+            return self
+        return msgspec.structs.replace(
+            self,
+            image=judge.image,
+            agent_env=judge.env,
+            memory_mb=judge.memory_mb,
+            storage_mb=judge.storage_mb,
+            build_timeout_s=judge.build_timeout_s,
+            metadata={},
+        )
 
     def has_test(self, name: str) -> bool:
         """Return whether there is a file of this name in `tests`."""
-        return (self.folder / "tests" / name).is_file()
+        return name in self.files("tests")
 
     def files(self, part: str) -> dict[str, Path]:
-        """Return the files below `tests` or `solution`, by their path there."""
-        return dict(_files_of_part(self.folder / part))
+        """Return the files below `tests`, `solution` or `workdir`, by their path there.
+
+        A step has the tests of its task and its own, and its own solution or that of its task.
+        """
+        if not self.step:
+            return dict(_files_of_part(self.folder / part))
+        own = dict(_files_of_part(self.folder / "steps" / self.step / part))
+        if part == "workdir" or (own and part == "solution"):
+            return own
+        return {**dict(_files_of_part(self.folder / part)), **own}
 
     def as_task(self, task_id: str) -> Task:
         """Return the task; tests and solution stay on disk, where no prompt and no record finds them."""
@@ -142,8 +216,13 @@ class HarborTask(msgspec.Struct, frozen=True, kw_only=True):
         return Task(id=task_id, data={**shown, "question": self.instruction, "folder": str(self.folder)})
 
 
-def read_harbor_folder(folder: Path) -> HarborTask:
+def read_harbor_folder(folder: Path, facts_of: FactsOf | None = None, *, by_engine: bool = False) -> HarborTask:
     """Return the task in a folder.
+
+    Args:
+        folder: of the task.
+        facts_of: knows what images say of themselves.
+        by_engine: whether an engine builds images from Dockerfiles; they are not read here then.
 
     Raises:
         ConfigError: a file is missing or wrong, or the task needs what agentrl does not have; the message names the field.
@@ -156,73 +235,233 @@ def read_harbor_folder(folder: Path) -> HarborTask:
         raise ConfigError(f"{folder / HARBOR_FILE}: {error}") from error
     version = read.schema_version or read.version or "1.0"
     if version not in _VERSIONS:
-        raise _field_error(folder, "schema_version", f"{version!r} is none of {', '.join(_VERSIONS)}")
+        raise field_error(folder, "schema_version", f"{version!r} is none of {', '.join(_VERSIONS)}")
     _refuse_needs(folder, read)
-    for part, env in (
-        ("environment", read.environment.env),
-        ("verifier", read.verifier.env),
-        ("solution", read.solution.env),
-    ):
-        _check_env(folder, f"{part}.env", env)
-    instruction = _read_text(folder / "instruction.md")
-    if not (folder / "tests" / "test.sh").is_file():
-        raise ConfigError(f"{folder}: expected tests/test.sh, which writes /logs/verifier/reward.txt; there is none")
+    _check_variables(folder, read)
+    first = folder / "steps" / read.steps[0].name if read.steps else folder
+    instruction = _read_text(first / "instruction.md")
+    judge = _judge(folder, read, facts_of, by_engine=by_engine)
     given = read.environment
     task = HarborTask(
         folder=folder,
-        instruction=instruction.strip(),
+        instruction=_without_canary(instruction),
         metadata=read.metadata,
-        image=read_dockerfile(folder / "environment", docker_image=given.docker_image, workdir=given.workdir),
-        agent_timeout_s=_checked_seconds(folder, "agent.timeout_sec", read.agent.timeout_sec),
-        verifier_timeout_s=_checked_seconds(folder, "verifier.timeout_sec", read.verifier.timeout_sec) or 600.0,
-        build_timeout_s=_checked_seconds(folder, "environment.build_timeout_sec", given.build_timeout_sec) or 600.0,
-        cpus=_checked_cpus(folder, given.cpus),
-        memory_mb=_size(folder, "memory", given.memory_mb, given.memory),
-        storage_mb=_size(folder, "storage", given.storage_mb, given.storage),
+        image=read_dockerfile(
+            folder / "environment",
+            docker_image=given.docker_image,
+            workdir=given.workdir,
+            facts_of=facts_of,
+            by_engine=by_engine,
+        ),
+        agent_timeout_s=checked_seconds(folder, "agent.timeout_sec", read.agent.timeout_sec),
+        verifier_timeout_s=checked_seconds(folder, "verifier.timeout_sec", read.verifier.timeout_sec) or 600.0,
+        build_timeout_s=checked_seconds(folder, "environment.build_timeout_sec", given.build_timeout_sec) or 600.0,
+        cpus=checked_cpus(folder, given.cpus),
+        memory_mb=checked_size(folder, "environment.memory", given.memory_mb, given.memory),
+        storage_mb=checked_size(folder, "environment.storage", given.storage_mb, given.storage),
         agent_env=dict(given.env),
         verifier_env=dict(read.verifier.env),
         solution_env=dict(read.solution.env),
+        judge=judge,
+        collect=tuple(read.verifier.collect),
+        healthchecks=() if given.healthcheck is None else (given.healthcheck,),
+        is_last_reward=read.multi_step_reward_strategy == "final",
+        permits_network=given.allow_internet is not False and (read.agent.network_mode or given.network_mode) == "public",
     )
+    task = msgspec.structs.replace(task, steps=tuple(_step(task, read, each) for each in read.steps))
+    _check_tests(task)
     if task.image.workdir == "/":
-        raise _field_error(folder, "environment.workdir", f"expected a directory below /, got {given.workdir!r}")
+        raise field_error(folder, "environment.workdir", f"expected a directory below /, got {given.workdir!r}")
     _ = task.kept, task.needs
     return task
 
 
-def harbor_tasks(path: str) -> Iterator[Task]:
-    """Yield the tasks in a folder, which is one task, or holds folders of tasks at any depth, in order of their paths."""
-    root = Path(path)
+def _check_tests(task: HarborTask) -> None:
+    if task.judge is not None and task.judge.has_tests:
+        return
+    for each in task.steps or (task,):
+        if not each.has_test("test.sh"):
+            where = f"{task.folder}/steps/{each.step}" if each.step else str(task.folder)
+            raise ConfigError(f"{where}: expected tests/test.sh, which writes /logs/verifier/reward.txt; there is none")
+
+
+def harbor_tasks(
+    path: str, leave_out: LeaveOut | None = None, workflow_args: Mapping[str, Any] | None = None
+) -> Iterator[Task]:
+    """Yield the tasks in a folder, which is one task, or holds folders of tasks at any depth, in order of their paths.
+
+    Args:
+        path: of the folder.
+        leave_out: takes the folders that cannot be read; None: one of them is an error, which counts all of them.
+        workflow_args: of the run, which say whether an engine builds images.
+
+    Raises:
+        ConfigError: a folder cannot be read, and `leave_out` does not take it; or no folder can be read.
+    """
+    root, by_engine = Path(path), engine_builds(workflow_args or {})
     if not root.is_dir():
         raise ConfigError(f"{path}: expected a folder of Harbor tasks, or one task; there is no such folder")
     if (root / HARBOR_FILE).is_file():
-        yield read_harbor_folder(root).as_task(root.resolve().name)
+        yield read_harbor_folder(root, by_engine=by_engine).as_task(root.resolve().name)
         return
     found = sorted(file.parent for file in root.rglob(HARBOR_FILE))
     if not found:
         raise ConfigError(f"{path}: no folder below holds a {HARBOR_FILE}")
+    unreadable: list[tuple[str, str]] = []
+    first: ConfigError | None = None
     for folder in found:
-        yield read_harbor_folder(folder).as_task(str(folder.relative_to(root)))
+        name = str(folder.relative_to(root))
+        try:
+            task = read_harbor_folder(folder, by_engine=by_engine).as_task(name)
+        except ConfigError as error:
+            unreadable.append((name, reason_of(error, folder)))
+            first = first or error
+            if leave_out is not None:
+                leave_out(*unreadable[-1])
+            continue
+        if first is None or leave_out is not None:
+            yield task
+    if first is None or (leave_out is not None and len(unreadable) < len(found)):
+        return
+    if len(found) == 1:
+        raise first
+    counted = f"{len(unreadable)} of the {len(found)} task folders in {path} cannot be read"
+    fix = "fix one of them" if leave_out else "fix them, or set `unreadable: skip` beside `format`, which leaves them out"
+    raise ConfigError(f"{first}\n{counted}; {fix}:\n  " + "\n  ".join(reason_rows(unreadable))) from first
+
+
+def _check_variables(folder: Path, read: _File) -> None:
+    for part, env in (
+        ("environment", read.environment.env),
+        ("verifier", read.verifier.env),
+        ("verifier.environment", read.verifier.environment.env if read.verifier.environment else {}),
+        ("solution", read.solution.env),
+    ):
+        check_env(folder, f"{part}.env", env)
+
+
+def _step(task: HarborTask, read: _File, step: _Step) -> HarborTask:
+    """Return one step of a task, which is the task with what the step has of its own."""
+    folder, part = task.folder, f"steps.{step.name}"
+    check_env(folder, f"{part}.verifier.env", step.verifier.env)
+    judge = task.judge
+    if judge is not None:
+        artifacts = _artifacts(folder, f"{part}.artifacts", [*read.artifacts, *step.artifacts])
+        judge = msgspec.structs.replace(judge, artifacts=artifacts)
+    seconds = step.agent.timeout_sec
+    gates = step.min_reward
+    return msgspec.structs.replace(
+        task,
+        step=step.name,
+        instruction=_without_canary(_read_text(folder / "steps" / step.name / "instruction.md")),
+        agent_timeout_s=checked_seconds(folder, f"{part}.agent.timeout_sec", seconds) or task.agent_timeout_s,
+        verifier_timeout_s=checked_seconds(folder, f"{part}.verifier.timeout_sec", step.verifier.timeout_sec) or 600.0,
+        verifier_env={**task.verifier_env, **step.verifier.env},
+        judge=judge,
+        collect=(*task.collect, *step.verifier.collect),
+        healthchecks=(*task.healthchecks, *([] if step.healthcheck is None else [step.healthcheck])),
+        goes_on=step.inherit_prior_session,
+        permits_network=read.environment.allow_internet is not False
+        and (step.agent.network_mode == "public" or (task.permits_network and not step.agent.network_mode)),
+        min_reward=gates if isinstance(gates, dict) else {} if gates is None else {"reward": gates},
+    )
+
+
+def _artifacts(folder: Path, field: str, artifacts: list[str | dict[str, Any]]) -> tuple[str, ...]:
+    try:
+        return artifact_paths(artifacts)
+    except ValueError as error:
+        raise field_error(folder, field, str(error)) from None
+
+
+def _judge(folder: Path, read: _File, facts_of: FactsOf | None, *, by_engine: bool) -> Judge | None:
+    """Return the environment that the tests have for themselves; None: they run over a copy of the agent's."""
+    given = read.verifier.environment
+    if (read.verifier.environment_mode or ("shared" if given is None else "separate")) == "shared":
+        return None
+    place = read.environment if given is None else given
+    own_image = None if given is None else given.docker_image
+    image, has_tests = judge_image(
+        folder,
+        docker_image=own_image,
+        task_image=read.environment.docker_image,
+        workdir=place.workdir,
+        facts_of=facts_of,
+        by_engine=by_engine,
+    )
+    part = "environment" if given is None else "verifier.environment"
+    return Judge(
+        image=image,
+        has_tests=has_tests,
+        env=dict(place.env),
+        memory_mb=checked_size(folder, f"{part}.memory", place.memory_mb, place.memory),
+        storage_mb=checked_size(folder, f"{part}.storage", place.storage_mb, place.storage),
+        build_timeout_s=checked_seconds(folder, f"{part}.build_timeout_sec", place.build_timeout_sec) or 600.0,
+        artifacts=_artifacts(folder, "artifacts", read.artifacts),
+    )
+
+
+def _step_needs(folder: Path, read: _File) -> dict[str, object]:
+    """Return what the steps of a task need that agentrl does not have, by field."""
+    names = [step.name.casefold() for step in read.steps]
+    needs: dict[str, object] = {
+        "steps": len(set(names)) < len(names) and "expected a name of its own for each step",
+        "multi_step_reward_strategy": read.multi_step_reward_strategy not in (None, "mean", "final")
+        and f"expected 'mean' or 'final', got {read.multi_step_reward_strategy!r}",
+    }
+    for number, step in enumerate(read.steps):
+        part, own = f"steps.{step.name}", step.verifier
+        late = set(step.dependencies) - {each.name for each in read.steps[:number]}
+        needs[f"{part}.dependencies"] = late and f"expected names of steps above it, got {', '.join(sorted(late))}"
+        needs[f"{part}.name"] = (step.name in ("", ".", "..") or "/" in step.name) and "expected the name of a folder"
+        needs[f"{part}.verifier.environment"] = own.environment is not None and "set it for all steps: verifier.environment"
+        mode = own.environment_mode
+        needs[f"{part}.verifier.environment_mode"] = mode not in (None, read.verifier.environment_mode) and (
+            "set it for all steps: verifier.environment_mode"
+        )
+        needs[f"{part}.verifier.collect"] = collect_problem(own.collect)
+        needs[f"{part}.healthcheck"] = health_problem(step.healthcheck)
+        needs[f"{part}.trajectory.json"] = (folder / "steps" / step.name / "trajectory.json").exists() and (
+            "steps begin without an earlier conversation"
+        )
+    return needs
+
+
+def _environment_needs(part: str, given: _Environment) -> dict[str, object]:
+    return {
+        f"{part}.os": given.os.lower() != "linux" and f"expected linux, got {given.os!r}",
+        f"{part}.gpus": given.gpus and "the sandbox has no GPU",
+        f"{part}.tpu": given.tpu and "the sandbox has no TPU",
+        f"{part}.mcp_servers": given.mcp_servers and "the terminal agent has no tool but bash",
+        f"{part}.healthcheck": health_problem(given.healthcheck),
+        f"{part}.skills_dir": given.skills_dir and "the terminal agent reads no skills",
+    }
 
 
 def _refuse_needs(folder: Path, read: _File) -> None:
     """Refuse a task with needs that agentrl cannot meet; the error names the field."""
     given, verifier = read.environment, read.verifier
+    own = verifier.environment
     needs: dict[str, object] = {
-        "steps": read.steps and "tasks of several steps are not played",
-        "environment.os": given.os.lower() != "linux" and f"expected linux, got {given.os!r}",
-        "environment.gpus": given.gpus and "the sandbox has no GPU",
-        "environment.tpu": given.tpu and "the sandbox has no TPU",
-        "environment.mcp_servers": given.mcp_servers and "the terminal agent has no tool but bash",
-        "environment.healthcheck": given.healthcheck and "start services in the task's own commands",
-        "environment.skills_dir": given.skills_dir and "the terminal agent reads no skills",
-        "verifier.environment": verifier.environment and "the verifier runs in a copy of the task's own environment",
-        "verifier.environment_mode": verifier.environment_mode not in (None, "shared")
-        and f"expected 'shared', got {verifier.environment_mode!r}: the tests run over what the agent left",
-        "verifier.collect": verifier.collect and "there is no service to collect from",
+        **_step_needs(folder, read),
+        **_environment_needs("environment", given),
+        **({} if own is None else _environment_needs("verifier.environment", own)),
+        "verifier.environment": own is not None
+        and verifier.environment_mode == "shared"
+        and "tests that share the agent's environment have none of their own; set environment_mode = 'separate'",
+        "verifier.environment.healthcheck": own is not None and own.healthcheck and "the tests wait for nothing",
+        "verifier.environment_mode": verifier.environment_mode not in (None, "shared", "separate")
+        and f"expected 'shared' or 'separate', got {verifier.environment_mode!r}",
+        "verifier.collect": collect_problem(verifier.collect),
     }
-    for part, user in (("agent", read.agent.user), ("verifier", verifier.user)):
+    phases: list[tuple[str, _Agent | _Verifier]] = [("agent", read.agent), ("verifier", verifier)]
+    for step in read.steps:
+        phases += [(f"steps.{step.name}.agent", step.agent), (f"steps.{step.name}.verifier", step.verifier)]
+    for part, phase in phases:
+        user = phase.user
         needs[f"{part}.user"] = user not in (None, "root", 0) and f"the sandbox has one user, root; got {user!r}"
-    for part, table in (("environment", given), ("agent", read.agent), ("verifier", verifier)):
+    environments = [("environment", given), *([] if own is None else [("verifier.environment", own)])]
+    for part, table in [*phases, *environments]:
         mode = table.network_mode
         needs[f"{part}.network_mode"] = mode not in (None, *_NETWORK_MODES) and (
             f"expected one of {', '.join(_NETWORK_MODES)}, since the sandbox has no network, got {mode!r}"
@@ -230,52 +469,20 @@ def _refuse_needs(folder: Path, read: _File) -> None:
         needs[f"{part}.allowed_hosts"] = table.allowed_hosts and "the sandbox has no network, so no list of hosts can hold"
     for field, problem in needs.items():
         if problem:
-            raise _field_error(folder, field, str(problem))
+            raise field_error(folder, field, str(problem))
     for name in _COMPOSE:
         if (folder / "environment" / name).exists():
-            raise _field_error(folder, f"environment/{name}", "environments of several containers are not started")
+            raise field_error(folder, f"environment/{name}", "environments of several containers are not started")
     if (folder / "trajectory.json").exists():
-        raise _field_error(folder, "trajectory.json", "episodes begin without an earlier conversation")
+        raise field_error(folder, "trajectory.json", "episodes begin without an earlier conversation")
 
 
-def _field_error(folder: Path, field: str, why: str) -> ConfigError:
-    return ConfigError(f"{folder}: {field}: {why}; leave the task out, or change the field")
-
-
-def _check_env(folder: Path, field: str, env: Mapping[str, str]) -> None:
-    for name, value in env.items():
-        if _NAME.fullmatch(name) is None:
-            raise _field_error(folder, field, f"expected a name of letters, digits and underscores, got {name!r}")
-        if "\0" in value:
-            raise _field_error(folder, f"{field}.{name}", f"expected no zero byte, got {value!r}")
-        if _TEMPLATE.search(value):
-            raise _field_error(folder, f"{field}.{name}", f"{value!r} asks for a variable of this machine, which stays out")
-
-
-def _checked_seconds(folder: Path, field: str, value: float | None) -> float | None:
-    if value is not None and not 0 < value <= 86_400:
-        raise _field_error(folder, field, f"expected seconds above 0, at most a day, got {value!r}")
-    return value
-
-
-def _checked_cpus(folder: Path, value: float | None) -> float | None:
-    if value is not None and not 0 < value < math.inf:
-        raise _field_error(folder, "environment.cpus", f"expected a number above 0, got {value!r}")
-    return value
-
-
-def _size(folder: Path, field: str, mebibytes: int | None, text: str | None) -> int | None:
-    if mebibytes is not None and mebibytes < 1:
-        raise _field_error(folder, f"environment.{field}_mb", f"expected MiB above 0, got {mebibytes}")
-    if text is None:
-        return mebibytes
-    match = _SIZE.fullmatch(text.strip())
-    size = 0 if match is None else int(float(match[1]) * _UNIT_MB[match[2].upper()])
-    if size < 1:
-        raise _field_error(folder, f"environment.{field}", f"expected a size of at least 1M, such as 2G, got {text!r}")
-    if mebibytes not in (None, size):
-        raise _field_error(folder, f"environment.{field}", f"{text!r} and {field}_mb = {mebibytes} differ")
-    return size
+def _without_canary(instruction: str) -> str:
+    """Return an instruction without the marks at its beginning that keep it out of corpora; no agent reads them."""
+    lines = instruction.strip().split("\n")
+    while lines and _CANARY.fullmatch(lines[0].strip()):
+        lines.pop(0)
+    return "\n".join(lines).strip()
 
 
 def _read_text(path: Path) -> str:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
+from pathlib import Path
 
 import anyio
 import msgspec
@@ -22,6 +23,7 @@ from agentrl_sandbox.base import Sandbox
 from agentrl_sandbox.config import SandboxConfig, open_sandbox
 from agentrl_sandbox.containers import Containers, open_containers
 from agentrl_sandbox.containers.protocol import MAX_STARTING
+from agentrl_sandbox.containers.roots import folder_root
 from agentrl_sandbox.hosts.server import MAX_LIMITS, MAX_SESSIONS, HostOptions, free_memory_mb, serving_host
 from agentrl_sandbox.types import Limits
 
@@ -107,6 +109,7 @@ def _images(given: Sequence[str]) -> dict[str, str | None]:
         name, equals, folder = option.rpartition("=")
         if not equals or not name or not folder:
             raise ConfigError(f"--image {option}: expected NAME=FOLDER, such as debian:12=/srv/images/debian-12")
+        folder_root(Path(folder))  # a host offers no image that it lacks
         found[name] = folder
     return found
 

@@ -25,7 +25,8 @@ from agentrl.support.concurrency import task_group
 from agentrl_sandbox.base import Sandbox
 from agentrl_sandbox.containers import Containers, Workbench
 from agentrl_sandbox.containers.kept_bytes import KeptBytes
-from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
+from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS, BenchRole
+from agentrl_sandbox.containers.reserve import OpenRoles
 from agentrl_sandbox.hosts.holding import Holding
 from agentrl_sandbox.hosts.json_answers import encoded, json_refusal, read_body, refused_as_json, turned_away_as_json
 from agentrl_sandbox.hosts.waiting_sockets import WaitingSockets
@@ -121,6 +122,13 @@ class _Bench:
     client: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Promise:
+    role: BenchRole
+    memory_mb: float
+    """For which it counts, in MiB."""
+
+
 class SandboxHost:
     """Answers the requests of the protocol.
 
@@ -144,7 +152,8 @@ class SandboxHost:
         self._options, self._sandbox, self._containers, self._images = options, sandbox, containers, images
         self._benches = Holding[_Bench](tasks)
         self._sessions, self._runs = Holding[_HeldSession](tasks), Holding[_HeldSession](tasks)
-        self._promised_mb = 0.0
+        self._promised: list[_Promise] = []
+        """Of environments that are open, or are being opened."""
         self._instance = secrets.token_hex(8)
         self._kept = KeptBytes(options.kept_mb * MIB)
 
@@ -180,7 +189,8 @@ class SandboxHost:
     def state(self) -> HostState:
         """Return what there is room for."""
         options, sandbox, containers = self._options, self._sandbox, self._containers
-        left = min(options.memory_mb - self._promised_mb, free_memory_mb() - options.left_mb)
+        promised_mb = sum(promise.memory_mb for promise in self._promised)
+        left = min(options.memory_mb - promised_mb, free_memory_mb() - options.left_mb)
         return HostState(
             name="" if (giving := sandbox or containers) is None else giving.name,
             is_isolated=sandbox is None or sandbox.is_isolated,
@@ -192,7 +202,15 @@ class SandboxHost:
             max_open=0 if containers is None else options.max_open,
             images=self._images,
             maxima=options.maxima.model_dump(),
+            memory_mb=options.memory_mb,
+            **self._roles()._asdict(),
         )
+
+    def _roles(self) -> OpenRoles:
+        roles = OpenRoles()
+        for promise in self._promised:
+            roles = roles.plus(promise.role, promise.memory_mb)
+        return roles
 
     async def _state_asked(self, request: web.Request) -> web.Response:
         del request
@@ -245,8 +263,11 @@ class SandboxHost:
 
     async def _end_session(self, request: web.Request) -> web.Response:
         name = request.match_info["session"]
-        await self._sessions.close(name)
         run = self._runs.get(name)
+        if run is None and self._sessions.get(name) is None:
+            # A host that started again has lost the container, and its files: to end it is no success.
+            return json_refusal(404, "there is no such session; it may have been idle for too long")
+        await self._sessions.close(name)
         with self._benches.use("" if run is None else run.bench):
             await self._runs.close(name)
         return encoded({})
@@ -256,26 +277,43 @@ class SandboxHost:
         if self._containers is None:
             raise ConfigError("this host gives no containers; start it with `agentrl sandbox-host`")
         limits = self._limits_of(body.limits, CONTAINER_LIMITS)
-        state, needed = self.state(), limits.memory_mb * self._options.share
-        if state.num_open >= state.max_open:
-            return json_refusal(429, f"{state.max_open} environments are open, the most of this host (--max-open)")
-        if state.free_mb < needed:
-            return json_refusal(429, f"memory for a further environment: {state.free_mb} MiB, needed {needed:.0f} MiB")
-        opened = self._bench(self._containers, body, limits, needed)
-        name = await self._benches.open(opened, idle_s=self._options.lease_s)
+        promise = _Promise(body.role, limits.memory_mb * self._options.share)
+        if refusal := self._no_room(promise):
+            return json_refusal(429, refusal)
+        self._promised.append(promise)
+        try:
+            opened = self._bench(self._containers, body, limits, promise)
+            name = await self._benches.open(opened, idle_s=self._options.lease_s)
+        except BaseException:
+            self._take_back(promise)  # its block may never have begun
+            raise
         return encoded(Opened(name=name, state=self.state()))
+
+    def _no_room(self, promise: _Promise) -> str | None:
+        """Return why a further environment cannot be opened now; None: it can."""
+        state, needed = self.state(), promise.memory_mb
+        kept = self._roles().reserve_beside(promise.role, needed)
+        beside = ", beside the room for second environments of episodes" if kept.places or kept.memory_mb else ""
+        if state.num_open + kept.places >= state.max_open:
+            return f"{state.num_open} of {state.max_open} environments are open (--max-open){beside}"
+        if state.free_mb < needed + kept.memory_mb:
+            return f"memory for a further environment: {state.free_mb} MiB, needed {needed:.0f} MiB{beside}"
+        return None
 
     @asynccontextmanager
     async def _bench(
-        self, containers: Containers, body: BenchBody, limits: Limits, needed_mb: float
+        self, containers: Containers, body: BenchBody, limits: Limits, promise: _Promise
     ) -> AsyncGenerator[_Bench]:
-        self._promised_mb += needed_mb
         try:
             async with containers.workbench(image=body.image, limits=limits) as workbench, task_group() as tasks:
                 yield _Bench(workbench, tasks, body.client)
                 tasks.cancel_scope.cancel()
         finally:
-            self._promised_mb -= needed_mb
+            self._take_back(promise)
+
+    def _take_back(self, promise: _Promise) -> None:
+        if promise in self._promised:
+            self._promised.remove(promise)
 
     async def _close(self, request: web.Request) -> web.Response:
         await self._benches.close(request.match_info["bench"])

@@ -26,6 +26,7 @@ ends its program, or the session of its call.
 from __future__ import annotations
 
 from hashlib import sha256
+from typing import Literal
 
 import anyio.to_thread
 import msgspec
@@ -97,14 +98,24 @@ class HostState(msgspec.Struct, kw_only=True):
     images: tuple[str, ...] = ()
     maxima: GivenLimits = {}
     """The most that the host gives; empty where it does not say."""
+    memory_mb: int = 0
+    """For all environments together, in MiB; 0 where the host does not say."""
+    num_seconds: int = 0
+    """Environments that are the second one of their episode."""
+    seconds_mb: float = 0.0
+    """For which they count, in MiB."""
+    spare_mb: float = 0.0
+    """For which the largest environment counts whose episode opens a second one, in MiB; 0: there is none."""
 
 
-class BenchBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class BenchBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A workbench to open."""
 
     client: str
     image: str | None
     limits: GivenLimits
+    role: Literal["alone", "first", "second"] = "alone"
+    """A `BenchRole`."""
 
 
 class Opened(msgspec.Struct, kw_only=True):

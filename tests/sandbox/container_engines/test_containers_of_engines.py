@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl_sandbox.containers import Containers
 from agentrl_sandbox.containers.config import containers_of, read_containers_config
-from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS
+from agentrl_sandbox.containers.protocol import CONTAINER_LIMITS, MissingImage
 from tests.support.container_engines import IMAGE, Engine, gvisor
 from tests.support.echo import ASK, echo
 
@@ -130,14 +131,24 @@ async def test_a_run_that_deletes_or_closes_what_others_own_is_no_fault(engine: 
     assert engine.left() == []
 
 
-async def test_an_image_that_an_engine_lacks_is_named(docker_engine: Engine) -> None:
-    with pytest.raises(ConfigError, match=r"No such image: nowhere.*pull it"):
-        async with opened(docker_engine, {"debian:12": "nowhere"}):
+async def test_a_missing_image_of_all_tasks_is_refused_and_another_where_a_task_needs_it(
+    docker_engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusal = r"[Nn]o such image: nowhere.*pull it"
+    with pytest.raises(ConfigError, match=refusal):
+        async with opened(docker_engine, image="nowhere"):
             pass
-    async with opened(docker_engine) as containers, containers.workbench(image="nowhere") as bench:
-        with pytest.raises(EnvironmentFault, match="nowhere"):
-            async with bench.run():
+    async with opened(docker_engine, {"a:1": "nowhere"}) as containers:
+        assert re.search(refusal, caplog.text)
+        async with containers.workbench() as bench, bench.run() as container:
+            assert (await container.shell("echo here")).stdout == b"here\n"
+        with pytest.raises(MissingImage, match=refusal):
+            async with containers.workbench(image="a:1") as bench, bench.run():
                 pass
+        async with containers.workbench(image="elsewhere") as bench:
+            with pytest.raises(EnvironmentFault, match="elsewhere"):
+                async with bench.run():
+                    pass
 
 
 async def test_a_runtime_that_the_machine_lacks_is_refused_at_the_start(engine: Engine) -> None:

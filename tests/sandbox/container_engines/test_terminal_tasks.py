@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.errors import RunStopped
+from agentrl.errors import ConfigError, RunStopped
 from agentrl_sandbox.containers import Containers
 from agentrl_sandbox.containers.config import containers_of, read_containers_config
 from agentrl_testing import play_async
@@ -84,5 +84,40 @@ async def test_an_image_that_lacks_what_a_task_needs_stops_the_run_at_once(docke
     docker_engine.said("rm", "poor")
     task = write_problem(tmp_path, "count-lines")
     arguments = {"command": ["true"], "containers": docker_engine.containers(), "images": {IMAGE: "poor:1"}}
-    with pytest.raises(RunStopped, match=r"the image 'debian:12' lacks python3 with ctypes, git, which .*count-lines needs"):
+    with pytest.raises(
+        RunStopped, match=r"the image of .*count-lines.environment lacks python3 with ctypes, git, which .*count-lines needs"
+    ):
         await play_async(TerminalCommand, task, [], workflow_args=arguments)
+
+
+async def test_an_agent_has_the_network_of_the_run_file_where_its_task_permits_it_and_tests_have_none(
+    docker_engine: Engine, tmp_path: Path
+) -> None:
+    docker_engine.said("network", "create", "agents")
+    try:
+        found: dict[str, float | None] = {}
+        for mode in ("public", "no-network"):
+            folder = write_naive_task(tmp_path / mode)
+            with (folder / "task.toml").open("a") as file:
+                file.write(f'[agent]\nnetwork_mode = "{mode}"\n')
+            judge = "grep -q eth0 /proc/net/dev || grep -c eth0 /app/seen > /logs/verifier/reward.txt; true"
+            (folder / "tests" / "test.sh").write_text(judge)
+            arguments = {
+                "command": ["cp", "/proc/net/dev", "/app/seen"],
+                "no_call": "allow",
+                "containers": {**docker_engine.containers(), "agent_network": "agents"},
+                "images": {IMAGE: None},
+            }
+            task = {"question": "Look.", "folder": str(folder)}
+            played = await play_async(TerminalCommand, task, [], workflow_args=arguments)
+            assert played.failure is None, played.failure
+            found[mode] = played.final_reward
+        assert found == {"public": 1.0, "no-network": 0.0}
+    finally:
+        docker_engine.said("network", "rm", "agents")
+
+
+@pytest.mark.parametrize("name", ["host", "container:db"])
+def test_a_network_in_which_agents_reach_servers_of_the_machine_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"agent_network: expected a network such as bridge, got '{name}'"):
+        read_containers_config({"backend": "docker", "image": IMAGE, "agent_network": name})

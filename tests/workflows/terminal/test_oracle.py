@@ -73,6 +73,12 @@ async def test_the_oracle_plays_the_tasks_of_every_agent_with_programs_variables
     assert (report.counts["train"].full, report.counts["train"].unchecked) == (1, 0)
 
 
+async def test_solutions_and_tests_run_by_their_first_line(tmp_path: Path) -> None:
+    write_task(tmp_path, "#!/usr/bin/env python3\nopen('answer.txt', 'w').write('yes')\n")
+    (tmp_path / "tests" / "test.sh").write_text(f"#!/bin/bash -e\n{PAYS_A_YES}\nfalse\necho 0 > /logs/verifier/reward.txt\n")
+    assert (await validated(tmp_path)).findings == []
+
+
 @pytest.mark.parametrize(
     ("solution", "seconds", "said"),
     [
@@ -96,7 +102,7 @@ async def test_a_solution_is_judged_by_the_full_reward_of_its_workflow(tmp_path:
     write_task(tmp_path, "echo yes > answer.txt; exit 3")
     assert (await validated(tmp_path)).findings == []
     [finding] = (await validated(tmp_path, f"{__name__}:Generous")).findings
-    assert "ended with exit status 3, and said: [exit status 3]; the tests then pay 1" in finding.detail
+    assert "ended with exit status 3, and said: [exit status 3]; the tests then pay 1, and " in finding.detail
 
 
 async def test_a_solution_that_the_container_cannot_hold_is_named(tmp_path: Path) -> None:
@@ -114,5 +120,30 @@ async def test_a_solution_that_does_not_solve_its_task_is_found_and_none_is_coun
     report = await validated(tmp_path)
     [finding] = [finding for finding in report.findings if finding.kind is not FindingKind.DUPLICATE]
     assert (finding.kind, finding.where) == (FindingKind.REFERENCE, "train task wrong")
-    assert finding.detail == "return 0, completed after 0 turns; expected 1"
+    assert finding.detail == "return 0, completed after 0 turns; expected 1; the tests say: [exit status 1]"
     assert (report.counts["train"].full, report.counts["train"].unchecked) == (1, 1)
+
+
+async def test_a_solution_that_is_not_paid_is_named_with_the_last_words_of_the_tests(tmp_path: Path) -> None:
+    write_task(tmp_path, "echo no > answer.txt")
+    words = "echo AssertionError: expected yes, got $(cat answer.txt); echo FAILED test_answer >&2"
+    (tmp_path / "tests" / "test.sh").write_text(f"{words}; {PAYS_A_YES}; true")
+    [finding] = (await validated(tmp_path)).findings
+    assert finding.kind is FindingKind.REFERENCE
+    assert finding.detail.endswith("; the tests say: AssertionError: expected yes, got no\nFAILED test_answer")
+
+
+async def test_named_numbers_without_a_reward_are_named_whoever_gets_them(tmp_path: Path) -> None:
+    counts = 'echo \'{"passed": 28, "total": 28}\' > /logs/verifier/reward.json'
+    write_task(tmp_path / "always", "true")
+    (tmp_path / "always" / "tests" / "test.sh").write_text(f"{counts}; echo ran 28")
+    write_task(tmp_path / "solved", "touch solved")
+    (tmp_path / "solved" / "tests" / "test.sh").write_text(f"[ -e solved ] && {counts} || {PAYS_A_YES}; true")
+    findings = [finding for finding in (await validated(tmp_path)).findings if finding.kind is not FindingKind.DUPLICATE]
+    assert {(finding.kind, finding.where) for finding in findings} == {
+        (FindingKind.FAILED, "train task always"),
+        (FindingKind.REFERENCE, "train task solved"),
+    }
+    for finding in findings:
+        assert 'expected a number called reward, score or accuracy, got \'{"passed": 28' in finding.detail
+    assert any("always/tests/test.sh names no reward" in found.detail and "ran 28" in found.detail for found in findings)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.errors import RunStopped
 from agentrl.types import StopReason, Trajectory
 from agentrl_sandbox.containers import open_containers
 from agentrl_sandbox.harbor.task import read_harbor_folder
 from agentrl_testing import call, play_async
 from agentrl_workflows.terminal import Screen, TerminalAgent
-from agentrl_workflows.terminal.verifier import kept_paths, read_reward
+from agentrl_workflows.terminal.verifier import kept_paths
 from tests.support.terminal import write_problem
 
 pytestmark = [pytest.mark.anyio]
@@ -69,7 +70,7 @@ async def test_tests_that_name_no_reward_whatever_the_agent_does_are_a_fault(tmp
 
 
 @pytest.mark.starts
-async def test_an_image_that_is_not_there_is_a_fault_that_names_it(tmp_path: Path) -> None:
+async def test_an_image_that_is_not_there_is_named_once_a_task_needs_it(tmp_path: Path) -> None:
     task = write_folder(tmp_path, "echo 1 > /logs/verifier/reward.txt")
     (tmp_path / "environment").mkdir()
     (tmp_path / "environment" / "Dockerfile").write_text("FROM node:22\nWORKDIR /app\n")
@@ -77,6 +78,11 @@ async def test_an_image_that_is_not_there_is_a_fault_that_names_it(tmp_path: Pat
     assert (played.stop_reason, played.final_reward) == (StopReason.ENVIRONMENT_FAULT, None)
     assert played.failure is not None
     assert "there is no image 'node:22'" in played.failure.message
+    arguments = {"images": {**ARGUMENTS["images"], "node:22": str(tmp_path / "nothing")}}
+    with pytest.raises(RunStopped, match=r"images: node:22: .*expected an unpacked image.*; correct its entry in `images`"):
+        await play_async(TerminalAgent, task, ["Done."], workflow_args=arguments)
+    (tmp_path / "environment" / "Dockerfile").unlink()
+    assert (await play_async(TerminalAgent, task, ["Done."], workflow_args=arguments)).final_reward == 1.0
 
 
 @pytest.mark.starts
@@ -210,27 +216,6 @@ async def test_an_agent_whose_container_dies_during_feedback_is_judged_all_the_s
     played = await play_async(TerminalAgent, task, replies, workflow_args={**ARGUMENTS, "limits": limits})
     assert (played.stop_reason, played.final_reward) == (StopReason.COMPLETED, 0.0), played.failure
     assert played.metrics["feedback_missed"] == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "structure", "said"),
-    [
-        (None, None, "neither"),
-        (b"", None, "expected a number"),
-        (b"1 1", None, "expected a number"),
-        (b"nan", None, "finite"),
-        (None, b"{}", "has no number"),
-        (None, b'{"reward": "high"}', "expected a number"),
-        (None, b'{"reward": true}', "expected a number"),
-        (None, b"[1]", "expected a number"),
-        (None, b"1e999", "finite"),
-        (b"1", b"0", "says 1 and"),
-        (None, b"{", "Expecting"),
-    ],
-)
-def test_what_is_no_reward_is_named(text: bytes | None, structure: bytes | None, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        read_reward(text, structure)
 
 
 def test_the_tests_see_own_directories_and_what_the_task_names(tmp_path: Path) -> None:

@@ -57,10 +57,12 @@ def checked_calls(source: str, entry: str) -> dict[str, JsonValue]:
     if len(checks) != 1 or len(checks[0].args.args) != 1:
         raise ConfigError("expected one function check(candidate)")
     body = [node for node in checks[0].body if not _says_nothing(node)]
-    return _tests([_Renamed(checks[0].args.args[0].arg, entry).visit(node) for node in body])
+    return _tests([Renamed(checks[0].args.args[0].arg, entry).visit(node) for node in body])
 
 
-class _Renamed(ast.NodeTransformer):
+class Renamed(ast.NodeTransformer):
+    """Gives a variable another name."""
+
     def __init__(self, name: str, new_name: str) -> None:
         self._name, self._new_name = name, new_name
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from agentrl.client import Client, MessageLike
+from agentrl.client import Client
 from agentrl.client.tools import reply_to, tool
 from agentrl.errors import ConfigError
 from agentrl.types import Task
@@ -61,13 +61,17 @@ class TerminalAgent(TerminalWorkflow):
         agent_s = place.harbor.agent_timeout_s
         screen = Screen(place.container, max_chars=self._max_chars, command_s=self._command_s, agent_s=agent_s)
         bash = tool(screen.bash)
-        messages: list[MessageLike] = [{"role": "system", "content": self._system}] if self._system else []
+        messages = place.conversation
+        if self._system and not messages:
+            messages.append({"role": "system", "content": self._system})
         messages.append({"role": "user", "content": task["question"]})
         finished = False
         for _ in range(self._max_turns):
             completion = await client.chat.completions.create(messages=messages, tools=[bash.schema])
             message = completion.choices[0].message
             finished = not message.tool_calls
+            if finished:
+                messages.append(message)
             if finished or screen.is_over:
                 break
             screen.begin_turn()

@@ -16,8 +16,8 @@ from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.types import Task
 from agentrl_sandbox import Ending
 from agentrl_sandbox.containers import LayerFile
-from agentrl_workflows.terminal.benches import end_of_output
 from agentrl_workflows.terminal.episode import TerminalWorkflow
+from agentrl_workflows.terminal.scripts import end_of_output
 from agentrl_workflows.terminal.workplace import Workplace
 
 _NOT_STARTED: Final = (126, 127)

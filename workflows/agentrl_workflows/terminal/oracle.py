@@ -1,6 +1,7 @@
 """The oracle of a task: its own solution in place of an agent, in the same container and under the same limits.
 
-Invariant: a solution that was cut short and is not paid in full is an error that names the limit, not a low reward.
+Invariant: a solution that was cut short and is not paid in full is an error that names the limit, not a low reward. One
+that ended well and is not paid in full has the last words of the tests, which say why.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from agentrl_sandbox import Ending, Result
 from agentrl_sandbox.containers import Container
 from agentrl_sandbox.harbor.task import HarborTask
 from agentrl_sandbox.types import signal_name
-from agentrl_workflows.terminal.benches import end_of_output, limits_as_full_disks
+from agentrl_workflows.terminal.benches import limits_as_full_disks
+from agentrl_workflows.terminal.scripts import end_of_output, script_argv
+from agentrl_workflows.terminal.verifier import TaskVerdict
 from agentrl_workflows.terminal.workplace import Work, Workplace
 
 SOLUTION_S: Final = 3600.0
@@ -31,12 +34,14 @@ class TaskOracle(RolloutWorkflow):
     """Plays tasks with their own solution and asks no model.
 
     Args:
-        play: of a `TerminalWorkflow` that is open.
+        judge: `judged` of a `TerminalWorkflow` that is open.
         full_reward: of that workflow.
     """
 
-    def __init__(self, play: Callable[[Task, Client, Work], Awaitable[float]], full_reward: float) -> None:
-        self._play, self.full_reward = play, full_reward
+    def __init__(self, judge: Callable[[Task, Client, Work], Awaitable[TaskVerdict]], full_reward: float) -> None:
+        self._judge, self.full_reward = judge, full_reward
+        self.shortfall = ""
+        """Why the last solution was not paid in full, in the words of the tests; empty: it was, or none was played."""
 
     async def run(self, task: Task, client: Client) -> float:
         """Return what the tests say of the solution.
@@ -49,17 +54,21 @@ class TaskOracle(RolloutWorkflow):
         async def solve(task: Task, client: Client, place: Workplace) -> None:
             nonlocal problem
             del task, client
-            problem = _bad_end(await run_solution(place.container, place.harbor), place.harbor)
+            problem = problem or _bad_end(await run_solution(place.container, place.harbor), place.harbor)
 
-        reward = await self._play(task, client, solve)
-        if problem and reward < self.full_reward - REWARD_MARGIN:
-            raise WorkflowError(f"{problem}; the tests then pay {reward:g}")
-        return reward
+        verdict = await self._judge(task, client, solve)
+        if verdict.reward >= self.full_reward - REWARD_MARGIN:
+            self.shortfall = ""
+            return verdict.reward
+        self.shortfall = f"the tests say: {verdict.last_words}"
+        if problem:
+            raise WorkflowError(f"{problem}; the tests then pay {verdict.reward:g}, and {self.shortfall}")
+        return verdict.reward
 
 
 def has_solution(harbor: HarborTask) -> bool:
-    """Return whether a task has a `solution/solve.sh`."""
-    return _SCRIPT in harbor.files("solution")
+    """Return whether a task has a `solution/solve.sh`, and each of its steps."""
+    return all(_SCRIPT in step.files("solution") for step in harbor.steps or (harbor,))
 
 
 async def run_solution(container: Container, harbor: HarborTask) -> Result:
@@ -80,7 +89,7 @@ async def run_solution(container: Container, harbor: HarborTask) -> Result:
         if not changed.is_success:
             raise WorkflowError(f"{harbor.folder}/solution: chmod 755: {end_of_output(changed)}")
     seconds = harbor.agent_timeout_s or SOLUTION_S
-    argv = ["/bin/bash", f"/solution/{_SCRIPT}"]
+    argv = script_argv(f"/solution/{_SCRIPT}")
     return await container.execute(argv, environment=harbor.solution_env, timeout_s=seconds)
 
 

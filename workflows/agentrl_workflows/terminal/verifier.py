@@ -2,27 +2,35 @@
 
 Invariant: `tests/test.sh` runs when every process of the agent has ended, over a copy that holds the agent's files and
 neither its programs nor its settings: `/usr`, `/etc`, `/tmp`, hidden files of a home, `/tests` and `/logs` are the task's
-own. A test that pays nothing because the agent broke it is a reward of 0; one that pays nothing anyway is a fault.
+own. Tests with an environment of their own get the artifacts of the task and nothing else. A test that pays nothing because
+the agent broke it is a reward of 0; one that pays nothing anyway is a fault.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Final, cast
+from typing import Final
 
 from agentrl.errors import EnvironmentFault
 from agentrl_sandbox import Ending
 from agentrl_sandbox.containers import LayerFile, Workbench
 from agentrl_sandbox.harbor.task import HarborTask
-from agentrl_sandbox.types import Limits
-from agentrl_workflows.terminal.benches import TaskBenches, end_of_output
+from agentrl_sandbox.types import MIB, Limits
+from agentrl_workflows.terminal.benches import TaskBenches
+from agentrl_workflows.terminal.copies import archive_of, unpack
+from agentrl_workflows.terminal.fetching_tests import fetches_of, missing_packages
+from agentrl_workflows.terminal.reward_files import REWARD_JSON, REWARD_TEXT, read_reward
+from agentrl_workflows.terminal.scripts import LAST_CHARS, end_of_output, script_argv
 
-REWARD_TEXT: Final = "/logs/verifier/reward.txt"
-REWARD_JSON: Final = "/logs/verifier/reward.json"
+SCRIPT: Final = "test.sh"
+_HOME: Final = "/root"
+"""Of which the tests see what is not hidden."""
+_SAID_CHARS: Final = 16_000
+_PACKAGES_FIX: Final = (
+    "put what the tests need into the image, or leave the task out (docs/howto/terminal.md, Tests that need packages)"
+)
 _SYSTEM: Final = frozenset(
     {"bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "logs", "proc", "root", "run", "sbin", "solution"}
     | {"sys", "tests", "tmp", "usr"}
@@ -38,36 +46,102 @@ class TaskVerdict:
     """Named numbers of `reward.json`."""
     broken: str = ""
     """Why the tests named no reward, which is 0 then; empty: they did."""
+    said: str = ""
+    """The end of what the tests said, for whoever mends the task; no agent and no record gets it."""
+
+    @property
+    def last_words(self) -> str:
+        """Why the tests pay no more, as far as a message has room."""
+        return self.broken or self.said[-LAST_CHARS:] or "(nothing)"
 
 
 class TaskVerifier:
-    """Runs the tests of tasks; remembers of each task whether they can name a reward at all."""
+    """Runs the tests of tasks; remembers of each task what they say of an agent that did nothing."""
 
     def __init__(self, benches: TaskBenches) -> None:
         self._benches = benches
-        self._works: dict[str, str] = {}
-        """By folder, why the tests over an untouched environment name no reward; empty: they do."""
+        self._idle: dict[str, TaskVerdict] = {}
+        """By folder, what the tests say of an untouched environment."""
 
-    async def verify(self, bench: Workbench, harbor: HarborTask, limits: Limits) -> TaskVerdict:
-        """Return what the tests say of the newest layer, which an agent left; `refuse_own_faults` has to follow."""
-        await bench.keep(kept_paths(await bench.changed(), harbor), homes=("/root",))
-        return await run_tests(bench, harbor, limits)
+    async def verify(
+        self, bench: Workbench, harbor: HarborTask, limits: Limits, *, judge_limits: Limits | None = None
+    ) -> TaskVerdict:
+        """Return what the tests say of the newest layer, which an agent left; `refuse_own_faults` has to follow.
 
-    async def refuse_own_faults(self, verdict: TaskVerdict, harbor: HarborTask, limits: Limits) -> None:
+        Args:
+            bench: of the agent.
+            harbor: the task.
+            limits: of the agent's environment.
+            judge_limits: of an environment that the tests have for themselves; None: `limits`.
+        """
+        if harbor.judge is None:
+            await bench.keep(kept_paths(await bench.changed(), harbor), homes=(_HOME,))
+            return await run_tests(bench, harbor, limits)
+        await bench.keep(harbor.judge.artifacts)
+        return await self._judged_apart(bench, harbor, harbor.judge.artifacts, limits, judge_limits or limits)
+
+    async def verify_step(
+        self, bench: Workbench, harbor: HarborTask, changed: Set[str], limits: Limits, *, judge_limits: Limits | None = None
+    ) -> TaskVerdict:
+        """Return what the tests of one step say of the layers of a workbench, which stay as they are for the next step.
+
+        Args:
+            bench: of the agent.
+            harbor: the step.
+            changed: `Workbench.changed` of this step and of those before it.
+            limits: of the agent's environment.
+            judge_limits: of an environment that the tests have for themselves; None: `limits`.
+        """
+        own = [*kept_paths(sorted(changed), harbor), *({_HOME} & changed)]
+        paths = own if harbor.judge is None else harbor.judge.artifacts
+        return await self._judged_apart(bench, harbor, paths, limits, judge_limits or limits)
+
+    async def _judged_apart(
+        self, bench: Workbench, harbor: HarborTask, paths: Sequence[str], limits: Limits, judge_limits: Limits
+    ) -> TaskVerdict:
+        """Return what tests say that run in a workbench of their own, of these paths in the layers of another one."""
+        lost = TaskVerdict(reward=0.0, broken=f"{', '.join(paths)} cannot be copied for the tests")
+        async with bench.run(limits=limits) as container:
+            copy = await archive_of(container, paths, limits.work_mb * MIB)
+        if copy is None:
+            return lost
+        place = harbor.for_judge()
+        async with self._benches.opened(place, judge_limits, "second") as own:
+            async with own.run(limits=judge_limits) as container:
+                is_there = await unpack(container, copy, paths, keep_missing=harbor.judge is not None)
+            if not is_there:
+                return lost
+            await own.keep([path for path in paths if path != _HOME], homes=(_HOME,) if _HOME in paths else ())
+            return await run_tests(own, place, judge_limits)
+
+    async def refuse_own_faults(
+        self, verdict: TaskVerdict, harbor: HarborTask, limits: Limits, *, judge_limits: Limits | None = None
+    ) -> None:
         """Check, once the workbench of the episode is closed, that a verdict without a reward is the agent's doing.
 
         Raises:
-            EnvironmentFault: the tests name no reward for an agent that did nothing, either.
+            EnvironmentFault: the tests name no reward for an agent that did nothing, either; or they lack packages.
         """
-        if verdict.broken and (own := await self._own_fault(harbor, limits)):
-            raise EnvironmentFault(f"{harbor.folder}/tests/test.sh names no reward for an agent that did nothing: {own}")
+        script = harbor.files("tests").get(SCRIPT, harbor.folder / "tests" / SCRIPT)
+        fetches = fetches_of(script.read_text(errors="replace")) if not verdict.reward and script.is_file() else []
+        if not verdict.broken and not fetches:
+            return
+        idle = await self._said_of_nothing(harbor, limits, judge_limits or limits)
+        if missing := missing_packages(fetches, idle.said):
+            raise EnvironmentFault(f"{script}: {missing}; {_PACKAGES_FIX}")
+        if verdict.broken and idle.broken:
+            raise EnvironmentFault(f"{script} names no reward for an agent that did nothing: {idle.broken}")
 
-    async def _own_fault(self, harbor: HarborTask, limits: Limits) -> str:
-        key = str(harbor.folder)
-        if key not in self._works:
-            async with self._benches.opened(harbor, limits) as bench:
-                self._works[key] = (await run_tests(bench, harbor, limits)).broken
-        return self._works[key]
+    async def _said_of_nothing(self, harbor: HarborTask, limits: Limits, judge_limits: Limits) -> TaskVerdict:
+        key = harbor.key
+        if key not in self._idle:
+            async with self._benches.opened(harbor, limits, "alone" if harbor.judge is None else "first") as bench:
+                if harbor.judge is None:
+                    self._idle[key] = await run_tests(bench, harbor, limits)
+                else:
+                    paths = harbor.judge.artifacts
+                    self._idle[key] = await self._judged_apart(bench, harbor, paths, limits, judge_limits)
+        return self._idle[key]
 
 
 def verifier_variables(harbor: HarborTask) -> dict[str, str]:
@@ -95,20 +169,24 @@ def _is_below(path: str, tree: str) -> bool:
     return PurePosixPath(path).is_relative_to(tree)
 
 
-async def run_tests(bench: Workbench, harbor: HarborTask, limits: Limits, *, script: str = "test.sh") -> TaskVerdict:
+async def run_tests(bench: Workbench, harbor: HarborTask, limits: Limits, *, script: str = SCRIPT) -> TaskVerdict:
     """Return what a script of `tests/` says of the layers of a workbench."""
-    tests: dict[str, LayerFile] = {f"/tests/{name}": path for name, path in harbor.files("tests").items()}
+    has_tests = harbor.judge is not None and harbor.judge.has_tests
+    own = {} if has_tests else harbor.files("tests")
+    tests: dict[str, LayerFile] = {f"/tests/{name}": path for name, path in own.items()}
     await bench.add({**tests, "/logs/verifier/": b"", "/logs/agent/": b""})
     environment = verifier_variables(harbor)
     async with bench.run(directory=harbor.image.workdir, environment=environment, limits=limits) as container:
-        result = await container.execute(["/bin/bash", f"/tests/{script}"], timeout_s=harbor.verifier_timeout_s)
+        result = await container.execute(script_argv(f"/tests/{script}"), timeout_s=harbor.verifier_timeout_s)
+    said, end = result.text[-_SAID_CHARS:], end_of_output(result)
     if result.ended is not Ending.EXITED:
-        return TaskVerdict(reward=0.0, broken=f"it ended at the {result.ended} limit: {end_of_output(result)}")
+        return TaskVerdict(reward=0.0, broken=f"it ended at the {result.ended} limit: {end}", said=said)
     text, structure = await _reward_file(bench, REWARD_TEXT), await _reward_file(bench, REWARD_JSON)
     try:
-        return read_reward(text, structure)
+        found = read_reward(text, structure)
     except ValueError as error:
-        return TaskVerdict(reward=0.0, broken=f"{error}; it said: {end_of_output(result)}")
+        return TaskVerdict(reward=0.0, broken=f"{error}; it said: {end}", said=said)
+    return TaskVerdict(reward=found.reward, parts=found.parts, said=said)
 
 
 async def _reward_file(bench: Workbench, path: str) -> bytes | None:
@@ -116,47 +194,3 @@ async def _reward_file(bench: Workbench, path: str) -> bytes | None:
         return await bench.read(path)
     except OSError:
         return None
-
-
-def read_reward(text: bytes | None, structure: bytes | None) -> TaskVerdict:
-    """Return the reward in the contents of `reward.txt` and `reward.json`; None: there is no such file.
-
-    A JSON file holds a number, or named ones: the one called `reward`, or else their mean, is the reward.
-
-    Raises:
-        ValueError: there is no number, it is not finite, or the two files differ.
-
-    Example:
-        >>> read_reward(b"0.5", None).reward, read_reward(None, b'{"reward": 1, "style": 0.2}').reward
-        (0.5, 1.0)
-    """
-    found: list[TaskVerdict] = []
-    if text is not None:
-        found.append(TaskVerdict(reward=_finite_number(text.decode(errors="replace").strip(), REWARD_TEXT)))
-    if structure is not None:
-        value: object = json.loads(structure)
-        if isinstance(value, dict):
-            named = cast("dict[str, object]", value)
-            parts = {name: _finite_number(part, REWARD_JSON) for name, part in named.items()}
-            if not parts:
-                raise ValueError(f"{REWARD_JSON} has no number")
-            found.append(TaskVerdict(reward=parts.get("reward", sum(parts.values()) / len(parts)), parts=parts))
-        else:
-            found.append(TaskVerdict(reward=_finite_number(value, REWARD_JSON)))
-    if not found:
-        raise ValueError(f"it wrote neither {REWARD_TEXT} nor {REWARD_JSON}")
-    if len(found) == 2 and found[0].reward != found[1].reward:
-        raise ValueError(f"{REWARD_TEXT} says {found[0].reward:g} and {REWARD_JSON} {found[1].reward:g}")
-    return found[-1]
-
-
-def _finite_number(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise ValueError(f"{where}: expected a number, got {value!r:.80}")
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        raise ValueError(f"{where}: expected a number, got {value!r:.80}") from None
-    if not math.isfinite(number):
-        raise ValueError(f"{where}: expected a finite number, got {value!r:.80}")
-    return number

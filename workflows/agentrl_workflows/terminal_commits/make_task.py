@@ -20,8 +20,9 @@ from agentrl.errors import ConfigError
 from agentrl_sandbox.containers import Containers, Workbench, open_containers
 from agentrl_sandbox.containers.workbench import CONTAINER_LIMITS
 from agentrl_sandbox.harbor.task import read_harbor_folder
-from agentrl_workflows.terminal.benches import TaskBenches, end_of_output
+from agentrl_workflows.terminal.benches import TaskBenches
 from agentrl_workflows.terminal.oracle import run_solution
+from agentrl_workflows.terminal.scripts import end_of_output
 from agentrl_workflows.terminal.verifier import kept_paths, run_tests
 from agentrl_workflows.terminal_commits.commits import History
 from agentrl_workflows.terminal_commits.folder import CommitTask, TaskOptions

@@ -20,7 +20,8 @@ from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.support.concurrency import task_group
 from agentrl_sandbox.containers.container import Container
 from agentrl_sandbox.containers.layer_files import read_layer_files
-from agentrl_sandbox.containers.protocol import ANY_IMAGE, START_S, LayerFile, Variables
+from agentrl_sandbox.containers.protocol import ANY_IMAGE, START_S, BenchRole, LayerFile, Variables, without_network
+from agentrl_sandbox.containers.reserve import OpenRoles
 from agentrl_sandbox.passage import Port, Way, carry_bytes, way_to
 from agentrl_sandbox.remote.client import HostConnection, RemoteSupervisor, decode_answer, said_in
 from agentrl_sandbox.remote.socket_bytes import PING_S, socket_bytes
@@ -67,8 +68,8 @@ class RemoteHost(HostConnection):
         self.why_gone = "it has not answered yet"
         self.num_placed = 0
         """Environments of this run on it, with those that it is opening."""
-        self._reserved: list[float] = []
-        """Memory limits, in MiB, of those that are to be opened, which its state does not know yet."""
+        self._reserved: list[tuple[BenchRole, float]] = []
+        """Roles and memory limits, in MiB, of those that are to be opened, which its state does not know yet."""
         self._maxima: Limits | None = None
         """The most that it gives; None: it has not answered, or does not say."""
         self._has_answered = False
@@ -77,10 +78,10 @@ class RemoteHost(HostConnection):
     @property
     def free_mb(self) -> float:
         """Memory for further environments, in MiB."""
-        return -1.0 if self.state is None else self.state.free_mb - self.state.share * sum(self._reserved)
+        return -1.0 if self.state is None else self.state.free_mb - self.state.share * sum(mb for _, mb in self._reserved)
 
     def misfit(self, image: str | None, limits: Limits) -> str | None:
-        """Return why such an environment cannot be opened there, now or later; None: it can."""
+        """Return why no such environment can be opened there, now or later; None: one can."""
         state = self.state
         if state is None:
             return self.describe()
@@ -91,20 +92,37 @@ class RemoteHost(HostConnection):
         over = None if self._maxima is None else exceeded(limits, self._maxima)
         return None if over is None else f"{self.url}: {over}"
 
-    def has_room_for(self, limits: Limits) -> bool:
+    def pair_misfit(self, limits: Limits) -> str | None:
+        """Return why a first and a second environment, of which each fits, do not fit together; None: they do."""
+        state = self.state
+        if state is None:
+            return None
+        if state.max_open < 2:
+            return f"{self.url} holds one at a time (--max-open)"
+        needed = 2 * limits.memory_mb * state.share
+        if 0 < state.memory_mb < needed:
+            return f"{self.url} has {state.memory_mb} MiB for environments (--memory-mb), and two count for {needed:.0f} MiB"
+        return None
+
+    def has_room_for(self, limits: Limits, role: BenchRole) -> bool:
         """Return whether there is room for a further environment, as far as is known here."""
         state = self.state
         if state is None:
             return False
-        return state.num_open + len(self._reserved) < state.max_open and self.free_mb >= limits.memory_mb * state.share
+        roles, needed = OpenRoles(state.num_seconds, state.seconds_mb, state.spare_mb), limits.memory_mb * state.share
+        for reserved, memory_mb in self._reserved:
+            roles = roles.plus(reserved, memory_mb * state.share)
+        kept = roles.reserve_beside(role, needed)
+        places = state.max_open - state.num_open - len(self._reserved)
+        return places > kept.places and self.free_mb >= needed + kept.memory_mb
 
-    def reserve(self, limits: Limits) -> None:
+    def reserve(self, limits: Limits, role: BenchRole) -> None:
         """Keep room for an environment that is to be opened."""
-        self._reserved.append(limits.memory_mb)
+        self._reserved.append((role, limits.memory_mb))
 
-    def release(self, limits: Limits) -> None:
+    def release(self, limits: Limits, role: BenchRole) -> None:
         """Give back what `reserve` kept: the environment is open, or could not be opened."""
-        self._reserved.remove(limits.memory_mb)
+        self._reserved.remove((role, limits.memory_mb))
 
     def describe(self) -> str:
         """Return its address and state for a message."""
@@ -178,11 +196,11 @@ class RemoteHost(HostConnection):
                 await anyio.sleep(_AGAIN_S)
 
     @asynccontextmanager
-    async def workbench(self, image: str | None, limits: Limits) -> AsyncGenerator[RemoteWorkbench]:
+    async def workbench(self, image: str | None, limits: Limits, role: BenchRole) -> AsyncGenerator[RemoteWorkbench]:
         """Open a workbench there."""
         self.num_placed += 1
         try:
-            body = BenchBody(client=self.client, image=image, limits=limits.model_dump())
+            body = BenchBody(client=self.client, image=image, limits=limits.model_dump(), role=role)
             opened = await self.ask("/benches", body, Opened, patience_s=START_S)
             self._note(opened.state)
             try:
@@ -212,9 +230,17 @@ class RemoteWorkbench:
 
     @asynccontextmanager
     async def run(
-        self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: Port | None = None
+        self,
+        *,
+        directory: str = "/",
+        environment: Variables = None,
+        limits: Limits | None = None,
+        port: Port | None = None,
+        network: str | None = None,
     ) -> AsyncGenerator[Container]:
         """Start a container as `Workbench.run` describes; its connections to the port come here over web sockets."""
+        if network is not None:
+            raise without_network(network, "hosts")
         way, limits = None if port is None else way_to(port), limits or self.limits
         inner = None if way is None else way.port
         body = RunBody(directory=directory, environment=dict(environment or {}), limits=limits.model_dump(), port=inner)

@@ -13,6 +13,7 @@ import base64
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import anyio
@@ -24,7 +25,16 @@ from agentrl.support.concurrency import outside_work
 from agentrl_sandbox.containers.container import Container
 from agentrl_sandbox.containers.layer_archive import make_layer, snapshot_layers
 from agentrl_sandbox.containers.layer_files import read_layer_files
-from agentrl_sandbox.containers.protocol import CONTAINER_VARIABLES, MAX_STARTING, LayerFile, Variables
+from agentrl_sandbox.containers.protocol import (
+    CONTAINER_VARIABLES,
+    MAX_STARTING,
+    BenchRole,
+    BuildsImages,
+    BuiltImage,
+    LayerFile,
+    MissingImage,
+    Variables,
+)
 from agentrl_sandbox.containers.services.docker_service import DockerService
 from agentrl_sandbox.containers.services.layer_bytes import is_layer, keep_in_layer, names_at_top, read_in_layer
 from agentrl_sandbox.containers.services.relayed_port import relayed_port
@@ -62,7 +72,13 @@ class CopiedWorkbench:
 
     @asynccontextmanager
     async def run(
-        self, *, directory: str = "/", environment: Variables = None, limits: Limits | None = None, port: Port | None = None
+        self,
+        *,
+        directory: str = "/",
+        environment: Variables = None,
+        limits: Limits | None = None,
+        port: Port | None = None,
+        network: str | None = None,
     ) -> AsyncGenerator[Container]:
         """Start a container as `Workbench.run` describes; a relay in it carries what goes to the port.
 
@@ -77,7 +93,7 @@ class CopiedWorkbench:
         try:
             async with AsyncExitStack() as stack:
                 async with turn_to_start(self._starting):
-                    place = await stack.enter_async_context(self._service.start(self._image, limits, variables))
+                    place = await stack.enter_async_context(self._service.start(self._image, limits, variables, network))
                     await self._prepare(place.session)
                     if port is not None:
                         await stack.enter_async_context(relayed_port(place.python, port))
@@ -147,9 +163,11 @@ class CopiedContainers:
         images: what the service calls the images that tasks name; `"*"` stands for all other names, and None as a value
             for the name itself.
         default: the image of tasks that name none.
+        missing: why images of `images` are not there, by the names that the service has for them.
         limits: of workbenches that bring none.
-        max_open: workbenches at a time.
+        max_open: workbenches at a time, beside the second ones of episodes.
         max_starting: environments that start at a time.
+        builder: builds images of the folders of tasks; None: nothing is built.
     """
 
     def __init__(
@@ -158,21 +176,40 @@ class CopiedContainers:
         images: Mapping[str, str | None],
         *,
         default: str,
+        missing: Mapping[str, ConfigError],
         limits: Limits,
         max_open: int = 64,
         max_starting: int = MAX_STARTING,
+        builder: BuildsImages | None = None,
     ) -> None:
         self.name = service.name
         self._service, self._images, self._default, self._limits = service, dict(images), default, limits
+        self._missing, self._builder = missing, builder
         self._open, self._starting = anyio.Semaphore(max_open), anyio.Semaphore(max_starting)
 
+    async def built_from(self, folder: Path, *, timeout_s: float) -> BuiltImage:
+        """Return the image of a folder as `BuildsImages.built_from` describes."""
+        return await self._having_builder().built_from(folder, timeout_s=timeout_s)
+
+    async def described(self, name: str) -> BuiltImage | None:
+        """Return what an image says as `BuildsImages.described` describes."""
+        return await self._having_builder().described(name)
+
+    def _having_builder(self) -> BuildsImages:
+        if self._builder is None:
+            raise ConfigError(f"containers: these of {self.name} build no images; set `build: engine`")
+        return self._builder
+
     @asynccontextmanager
-    async def workbench(self, *, image: str | None = None, limits: Limits | None = None) -> AsyncGenerator[CopiedWorkbench]:
+    async def workbench(
+        self, *, image: str | None = None, limits: Limits | None = None, role: BenchRole = "alone"
+    ) -> AsyncGenerator[CopiedWorkbench]:
         """Open the file system of an episode as `Containers.workbench` describes."""
         chosen = self._default if image is None else self._images.get(image, self._images.get("*")) or image
-        with outside_work():
-            await self._open.acquire()
-        try:
+        if chosen in self._missing:
+            raise MissingImage(str(self._missing[chosen]))
+        async with AsyncExitStack() as stack:
+            if role != "second":
+                with outside_work():
+                    await stack.enter_async_context(self._open)
             yield CopiedWorkbench(self._service, chosen, limits or self._limits, self._starting)
-        finally:
-            self._open.release()

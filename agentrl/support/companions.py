@@ -7,16 +7,20 @@ points of the groups below; where this package runs from a checkout that is not 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import Final, Literal, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from agentrl.errors import ConfigError
 
-CompanionGroup: TypeAlias = Literal["agentrl.commands", "agentrl.doctor", "agentrl.doors", "agentrl.splits", "agentrl.tasks"]
+CompanionGroup: TypeAlias = Literal[
+    "agentrl.commands", "agentrl.doctor", "agentrl.doors", "agentrl.model_files", "agentrl.splits", "agentrl.tasks"
+]
 ENTRY_POINTS: Final[Mapping[CompanionGroup, Mapping[str, str]]] = {
     "agentrl.commands": {
         "doors": "agentrl_doors.commands:COMMANDS",
+        "gguf": "agentrl_gguf.commands:COMMANDS",
         "sandbox": "agentrl_sandbox.hosts:COMMANDS",
         "simulate": "agentrl_simulate.plan:COMMANDS",
         "testing": "agentrl_testing.commands:COMMANDS",
@@ -24,6 +28,7 @@ ENTRY_POINTS: Final[Mapping[CompanionGroup, Mapping[str, str]]] = {
     },
     "agentrl.doctor": {"sandbox": "agentrl_sandbox.doctor:check_sandbox"},
     "agentrl.doors": {"http": "agentrl_doors.gateway.sessions:open_door"},
+    "agentrl.model_files": {"gguf": "agentrl_gguf.cached:GGUF"},
     "agentrl.splits": {"formula": "agentrl_simulate.plan.planner:FORMULA_PLANNER"},
     "agentrl.tasks": {"harbor": "agentrl_sandbox.harbor.task:harbor_tasks"},
 }
@@ -37,6 +42,15 @@ class Command(NamedTuple):
     """`module:function`."""
     summary: str
     """The first sentence of its help."""
+
+
+class ModelFile(NamedTuple):
+    """A format in which a whole model is one file; the group `agentrl.model_files` has them by the ends of names."""
+
+    config: Callable[[str], Mapping[str, Any]]
+    """Returns config.json from the file's header alone; a ConfigError says why it cannot be imported here."""
+    directory: Callable[[str], Path]
+    """Returns a Hugging Face directory, which it makes where it has none yet."""
 
 
 def companion_names(group: CompanionGroup) -> list[str]:

@@ -56,12 +56,14 @@ class ParallelConfig(Config):
         return MeshShape(**numbers)
 
 
-LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-"""A linear layer of each block of Qwen2, Qwen3, Llama and Mistral."""
+_SevenTargets = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_ALL_TARGETS: Final[tuple[_SevenTargets, ...]] = get_args(_SevenTargets)
+LoraTarget = _SevenTargets | Literal["qkv_proj", "gate_up_proj"]
+"""A linear layer of each block: seven of most families, and those that Phi-3 and GLM-4 have in place of some of them."""
 
 
 def _targets(given: object) -> object:
-    return get_args(LoraTarget) if given in ("all", "all-linear") else given
+    return _ALL_TARGETS if given in ("all", "all-linear") else given
 
 
 class LoraConfig(Config):
@@ -71,8 +73,8 @@ class LoraConfig(Config):
     """Rows of A and columns of B in `W + (alpha / rank) B A`."""
     alpha: float = Field(default=32.0, gt=0)
     """Scale of the adapter, before it is divided by the rank."""
-    targets: Annotated[tuple[LoraTarget, ...], BeforeValidator(_targets), Field(min_length=1)] = get_args(LoraTarget)
-    """Linear layers that get an adapter, in every block; `all-linear`: all seven."""
+    targets: Annotated[tuple[LoraTarget, ...], BeforeValidator(_targets), Field(min_length=1)] = _ALL_TARGETS
+    """Linear layers that get an adapter, in every block; `all-linear`: the seven of most families."""
 
     @model_validator(mode="before")
     @classmethod
@@ -115,7 +117,7 @@ class TrainerConfig(Config):
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW decoupled weight decay, on matrices only."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Optimizer steps of linear warm-up."""
+    """Optimizer steps of linear warm-up; a training step takes `minibatches` times `epochs` of them."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Decay of the learning rate from warm-up to the last step; `linear` and `cosine` end at 0."""
     max_grad_norm: float = Field(default=1.0, gt=0)

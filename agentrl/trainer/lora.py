@@ -227,8 +227,3 @@ class Merging:
             )
         inner = self.inner[name][:, column : column + columns]
         return torch.addmm(elements.float(), outer, inner, alpha=layer.scale)
-
-
-def is_adapter_parameter(name: str) -> bool:
-    """Return whether a parameter of this name is part of an adapter."""
-    return name.endswith((".lora_A", ".lora_B"))

@@ -30,16 +30,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from agentrl.algo.prefixes import token_tree
 from agentrl.errors import ConfigError, InvariantError
+from agentrl.support.processor import multiplies_bfloat16_slowly
 from agentrl.trainer.config import LoraConfig
-from agentrl.trainer.loading import (
-    conversions_of,
-    empty_model,
-    materialize,
-    read_weights,
-    set_for_training,
-    untie_different,
-)
-from agentrl.trainer.lora import Adapter, choose_trained, is_adapter_parameter
+from agentrl.trainer.loading import read_weights, set_for_training
+from agentrl.trainer.lora import Adapter, choose_trained
 from agentrl.trainer.parallel.ranks import Ranks, TrainerMesh, together
 from agentrl.trainer.parallel.shape import check_tensor_fit
 from agentrl.trainer.parallel.shard import as_forward, local_part, shard
@@ -49,8 +43,17 @@ from agentrl.trainer.parallel.ulysses import SequenceCut, cut_sequences
 from agentrl.trainer.precision import compute_in_bfloat16
 from agentrl.trainer.shared import SharedRow, can_share_prefixes, share_prefixes, shared_row
 from agentrl.types import BoolArray, Float32Array, Int32Array
+from agentrl.weights.heads import head_is_last, logits_of
 from agentrl.weights.model_files import model_tensors
-from agentrl.weights.peft_files import AdapterBase, base_digest, check_base, is_adapter, read_adapter_config
+from agentrl.weights.modules import conversions_of, empty_model, materialize, untie_different
+from agentrl.weights.peft_files import (
+    AdapterBase,
+    base_digest,
+    check_base,
+    is_adapter,
+    is_adapter_parameter,
+    read_adapter_config,
+)
 from agentrl.weights.tensors import RawTensor, StoredTensor
 
 
@@ -139,11 +142,11 @@ class PolicyModel:
             trainable: pattern of the names of the weights that are trained; None: all.
             seed: of the adapter.
         """
-        self.path = Path(path)
-        self.device = device
+        self.path, self.device = Path(path), device
         self.ranks = ranks or Ranks()
         self.module, stored = together(self.ranks, partial(_read_headers, self.path))
         self._conversions = conversions_of(self.module)
+        self._head_is_last, self._module_logits = head_is_last(self.module), logits_of(self.module)
         self.vocab_size, self.hidden_size = map(int, self._head.get_parameter("weight").shape)
         self._max_logits = max_logits
         set_for_training(self.module, gradient_checkpointing=gradient_checkpointing)
@@ -164,7 +167,7 @@ class PolicyModel:
             shard(self.module, blocks, mesh.weights, bfloat16=dtype == "bfloat16")
             self._forward = as_forward(self.module, "policy_rows", self._token_rows)
         elif dtype == "bfloat16":
-            compute_in_bfloat16(self.module)
+            compute_in_bfloat16(self.module, widened=device.type == "cpu" and multiplies_bfloat16_slowly())
         materialize(self.module, device)
         together(self.ranks, partial(self.read, stored, self.path))
         if self.adapter is not None:
@@ -419,7 +422,7 @@ class PolicyModel:
         return blocks
 
     def _logits(self, hidden: Tensor, temperatures: Tensor | None) -> Tensor:
-        logits = self._head(hidden).float()
+        logits = (self._head(hidden) if self._head_is_last else self._module_logits(hidden)).float()
         return logits if temperatures is None else logits / temperatures[:, None]
 
     def _logprobs_and_entropy(self, hidden: Tensor, targets: Tensor, temperatures: Tensor | None) -> Tensor:
@@ -438,38 +441,48 @@ class PolicyModel:
         return -functional.cross_entropy(logits, targets, reduction="none")[None]
 
     def _check_head(self) -> None:
-        """Check that the model's logits are what its head makes of the hidden states; every rank must call it."""
+        """Check that the model's logits are what its head makes of the hidden states; every rank must call it.
+
+        Where the module scales them or caps them softly, its own code makes them, and is checked where it has whole weights.
+        """
         seen: list[Tensor] = []
 
         def base_ran(_: nn.Module, __: object, output: BaseModelOutputWithPast) -> None:
             assert output.last_hidden_state is not None
-            seen.append(output.last_hidden_state.float())
+            seen.append(output.last_hidden_state)
 
         def head_ran(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            seen.extend([local_part(inputs[0]).float(), output.float()])
+            seen.extend([local_part(inputs[0]), output])
 
         hooks = [self._head.register_forward_hook(head_ran), self._base.register_forward_hook(base_ran)]
         ids = torch.arange(min(4, self.vocab_size), device=self.device)[None]
         more = {} if self._cut is None else {"sequence_group": self._cut.group}
         with torch.no_grad():
-            logits = self.module(input_ids=ids, use_cache=False, **more).logits.float()
+            logits = self.module(input_ids=ids, use_cache=False, **more).logits
         self._reshard()
         for hook in hooks:
             hook.remove()
         hidden, inputs, outputs = seen
-        if not (
-            torch.allclose(hidden, inputs, rtol=1e-4, atol=1e-4) and torch.allclose(outputs, logits, rtol=1e-4, atol=1e-4)
-        ):
+        if self._head_is_last:
+            fits = _are_close(hidden, inputs) and _are_close(outputs, logits)
+        else:
+            with torch.no_grad():
+                fits = self.is_split or _are_close(self._module_logits(hidden.flatten(0, 1)), logits[0])
+        if not fits:
             raise ConfigError(
-                f"{self.path}: {type(self.module).__name__} changes the logits after its output head (by scaling or a soft "
-                "cap), which this trainer does not support; use a Qwen, Llama or Mistral architecture"
+                f"{self.path}: {type(self.module).__name__} makes its logits of more than the last hidden states, which "
+                "this trainer does not support; use a decoder with an output head, such as Qwen, Llama, Mistral or Gemma"
             )
 
 
 def _read_headers(path: Path) -> tuple[PreTrainedModel, dict[str, StoredTensor]]:
     module, stored = empty_model(path), model_tensors(path)
-    untie_different(module, stored)
+    untie_different(module, stored, lambda first, other: stored[first].whole() != stored[other].whole())
     return module, stored
+
+
+def _are_close(first: Tensor, second: Tensor) -> bool:
+    return torch.allclose(first.float(), second.float(), rtol=1e-4, atol=1e-4)
 
 
 def _recomputed(function: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:

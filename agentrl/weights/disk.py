@@ -109,8 +109,7 @@ def flush(path: Path) -> None:
 
 def write_model(folder: Path, tensors: Mapping[str, RawTensor], *, version: int, source: Path | None) -> DirectoryManifest:
     """Write weights, manifest, and copies of the other files of the checkpoint `source` into the existing `folder`."""
-    # From memory, not from the file: a disk that writes other bytes than it was given is then noticed by whoever reads
-    # them.
+    # From memory, not from the file: the reader then notices a disk that wrote other bytes than it was given.
     digests = {name: tensor.checksum(name) for name, tensor in tensors.items()}
     manifest = DirectoryManifest(version=version, checksum=model_checksum(digests), tensor_checksums=digests)
     write_safetensors(folder / WEIGHTS_FILE, tensors)

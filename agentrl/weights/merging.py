@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from agentrl.config.names import local_model
 from agentrl.errors import ConfigError
 from agentrl.types import Float32Array
 from agentrl.weights.disk import atomic_directory, copy_model_files
@@ -34,12 +35,13 @@ MERGED_FOLDER: Final = "merged"
 
 
 def whole_model(path: Path) -> Path:
-    """Return the HF directory of the model at `path`: `path` itself, or the merged model where `path` is an adapter.
+    """Return the HF directory of the model at `path`: itself, the merged model of an adapter, or the import of a file.
 
     Raises:
-        ConfigError: the base of the adapter is not where it was, or was altered.
+        ConfigError: the base of the adapter is not where it was, or was altered; or the file cannot be imported.
         TrainError: the merged weights cannot be written.
     """
+    path = Path(local_model(str(path)))
     if not is_adapter(path):
         return path
     merged = path / MERGED_FOLDER

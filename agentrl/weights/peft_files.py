@@ -168,3 +168,8 @@ def read_adapter(directory: Path) -> dict[str, RawTensor]:
     if others := sorted(name for name in tensors if adapted_module(name) is None):
         raise ConfigError(f"{directory}: {ADAPTER_WEIGHTS_FILE} holds tensors that no LoRA layer has: {others[:3]}")
     return tensors
+
+
+def is_adapter_parameter(name: str) -> bool:
+    """Return whether a parameter of a trained module, by its name there, is part of an adapter."""
+    return name.endswith((".lora_A", ".lora_B"))

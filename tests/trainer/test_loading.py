@@ -192,12 +192,6 @@ def test_quantized_weights_are_a_config_error(tmp_path: Path) -> None:
         PolicyModel(path, device=_CPU)
 
 
-def test_a_model_that_scales_its_logits_is_a_config_error(tmp_path: Path) -> None:
-    path = _random_model(tmp_path, "granite", logits_scaling=4.0)
-    with pytest.raises(ConfigError, match="GraniteForCausalLM changes the logits after its output head"):
-        PolicyModel(path, device=_CPU)
-
-
 def test_weights_stored_as_integers_are_refused_with_the_types_that_can_be_trained(tmp_path: Path) -> None:
     path = _tied(tmp_path / "model")
     tensors = load_file(path / "model.safetensors")

@@ -28,13 +28,54 @@ def gradients(model: PolicyModel) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("arch", ["qwen2", "qwen3", "llama"])
-def test_log_probs_are_those_of_a_bfloat16_model_to_the_last_bit(tmp_path: Path, arch: Architecture) -> None:
+def test_log_probs_are_those_of_a_bfloat16_model_to_the_last_bit(
+    tmp_path: Path, arch: Architecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.trainer.model.multiplies_bfloat16_slowly", lambda: False)
     path = tiny_checkpoint(tmp_path, arch=arch)
     model, plain = PolicyModel(path, device=_CPU, dtype="bfloat16"), load_plain(path, torch.bfloat16)
     tokens = torch.from_numpy(IDS.astype(np.int64))[None]
     with torch.no_grad():
         logits = plain(input_ids=tokens, use_cache=False).logits[0, :-1].float()
         assert torch.equal(logprobs(model), torch.log_softmax(logits, -1).gather(1, tokens[0, 1:, None])[:, 0])
+
+
+def test_float32_products_of_bfloat16_values_differ_by_rounding_alone(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = gradients(PolicyModel(checkpoint, device=_CPU))
+    found: list[tuple[Tensor, dict[str, Tensor]]] = []
+    for slow in (False, True):
+        monkeypatch.setattr("agentrl.trainer.model.multiplies_bfloat16_slowly", lambda slow=slow: slow)
+        model = PolicyModel(checkpoint, device=_CPU, dtype="bfloat16")
+        found.append((logprobs(model).detach(), gradients(model)))
+    (plain, plain_gradients), (widened, widened_gradients) = found
+    torch.testing.assert_close(widened, plain, rtol=0.02, atol=0.02)
+    for name, gradient in exact.items():
+        # Both are off by bfloat16's rounding; the widened pass must not be off by more.
+        size = gradient.norm()
+        off = float((widened_gradients[name] - gradient).norm() / size)
+        assert off < 1.5 * float((plain_gradients[name] - gradient).norm() / size) + 1e-3, name
+        assert off > 0, f"{name} was computed in float32 throughout"
+
+
+def test_a_widened_linear_layer_multiplies_in_float32_and_rounds_once() -> None:
+    torch.manual_seed(0)
+    layer, inputs = nn.Linear(48, 32), torch.randn(9, 48).bfloat16().requires_grad_()
+    weight, bias = (tensor.detach().bfloat16().double() for tensor in (layer.weight, layer.bias))
+    compute_in_bfloat16(layer, widened=True)
+    output = layer(inputs)
+    assert output.dtype == torch.bfloat16
+    assert torch.equal(output, (inputs.double() @ weight.T + bias).float().bfloat16())
+    upstream = torch.randn(9, 32).bfloat16()
+    output.backward(upstream)
+    assert layer.weight.grad is not None
+    assert inputs.grad is not None
+    assert layer.weight.dtype == layer.weight.grad.dtype == torch.float32
+    torch.testing.assert_close(
+        layer.weight.grad.double(), upstream.double().T @ inputs.detach().double(), rtol=2**-8, atol=1e-5
+    )
+    torch.testing.assert_close(inputs.grad.double(), upstream.double() @ weight, rtol=2**-8, atol=1e-5)
 
 
 def test_what_is_recomputed_for_the_backward_pass_is_bfloat16_too(checkpoint: Path) -> None:

@@ -1,8 +1,8 @@
 """The batch of one step: the per-row table of running sequences, the choice of prefill and decode work, and its tensors.
 
 Invariant: `table.owners[r]` is the sequence whose `row` is `r`, and every array of the table describes it at `r`; a swap of
-two cache rows swaps both. A step takes no more prefill than this machine computes while decoding sequences may wait, and
-at most a quarter of the span of the decoding rows is idle. The flat tokens of a batch are the decoding rows in ascending
+two cache rows swaps both. A step takes no more prefill than `Pace` lets decoding sequences wait for, and at most a quarter
+of the span of the decoding rows is idle. The flat tokens of a batch are the decoding rows in ascending
 order, then the tokens of each chunk in order; all index tensors of the `StepBatch` follow that order.
 """
 
@@ -136,6 +136,8 @@ _MAX_BUDGET: Final = 2048
 """Most prefill tokens of one step, on any machine."""
 _STEP_SECONDS: Final = 0.05
 """Target for the prefill time of a step: decoding sequences wait for it, and a pause discards it."""
+_TOKENS_PER_SEQUENCE: Final = 8
+"""Prefill tokens for each running sequence that a step takes even if it misses the target."""
 
 
 class Piece(NamedTuple):
@@ -152,10 +154,14 @@ class Pace:
     def __init__(self) -> None:
         self._seconds_per_token = _STEP_SECONDS / 512
 
-    @property
-    def budget(self) -> int:
-        """Return the prefill tokens of one step."""
-        return int(min(max(_STEP_SECONDS / self._seconds_per_token, _MIN_BUDGET), _MAX_BUDGET))
+    def budget(self, decoding: int, running: int) -> int:
+        """Return the prefill tokens of a step in which `decoding` of the `running` sequences decode.
+
+        A large model misses `_STEP_SECONDS` with any slice, and each slice reads all weights and decodes all rows. So a
+        slice is long beside the sequences that run: what one of them waits for, the others need.
+        """
+        least = max(_MIN_BUDGET, _TOKENS_PER_SEQUENCE * running) if decoding else _CHUNK
+        return int(min(max(_STEP_SECONDS / self._seconds_per_token, least), _MAX_BUDGET))
 
     def measured(self, tokens: int, seconds: float) -> None:
         """Record the time of a step; small steps are ignored, because their overhead dominates."""

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.inference.backend import SPARE_ROWS
-from agentrl.servers.embedded.spec import ModelSpec
+from agentrl.servers.embedded.spec import ServedSpec
 from agentrl.types import BoolArray, Int32Array
 
 _MAX_SESSIONS: Final = 65_536
@@ -56,7 +56,7 @@ class KVCache:
     """Keys and values of `num_rows` sequences of at most `max_context` tokens."""
 
     def __init__(
-        self, spec: ModelSpec, *, num_rows: int, max_context: int, device: torch.device, dtype: torch.dtype
+        self, spec: ServedSpec, *, num_rows: int, max_context: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.num_rows = num_rows
         self.max_context = max_context
@@ -139,7 +139,7 @@ class KVCache:
             row = self._victim(keep=match.row if match is not None else -1)
             self.dropped += bool(self._sessions[row] and self.lengths[row] and self._epochs[row] == self.epoch)
             if match is not None and reused:
-                self._changes.append(partial(self._copy, match.row, row, reused))
+                self._begin_copy(match.row, row, reused)
         self.tokens[row, : len(ids)] = ids
         self.lengths[row], self.known[row] = reused, len(ids)
         self.owned[row], self._epochs[row], self._keys[row] = True, self.epoch, self._key_id(key)
@@ -184,6 +184,9 @@ class KVCache:
         arrays = (self.tokens, self.lengths, self.known, self.owned, self._epochs, self._keys, self._sessions, self._used)
         for array in arrays:
             array[[a, b]] = array[[b, a]]
+
+    def _begin_copy(self, source: int, row: int, length: int) -> None:
+        self._changes.append(partial(self._copy, source, row, length))
 
     def _copy(self, source: int, row: int, length: int) -> None:
         self._data[:, :, row, :, :length] = self._data[:, :, source, :, :length]
@@ -252,7 +255,7 @@ def count_rows(max_running: int) -> int:
 
 
 def plan_rows(
-    spec: ModelSpec, *, max_running: int, max_context: int, device: torch.device, dtype: torch.dtype, memory_fraction: float
+    spec: ServedSpec, *, max_running: int, max_context: int, device: torch.device, dtype: torch.dtype, memory_fraction: float
 ) -> int:
     """Return how many rows fit in `memory_fraction` of the device's memory, at most `count_rows`."""
     row_bytes = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * max_context * dtype.itemsize

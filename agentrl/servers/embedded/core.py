@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -21,13 +21,12 @@ import torch
 from numpy.typing import NDArray
 
 from agentrl.errors import RequestRejected
-from agentrl.servers.embedded.batching import Chunk, Pace, Piece, RowTable, build_batch, decoding_rows, plan_pieces
+from agentrl.servers.embedded.batching import Chunk, Pace, Piece, RowTable, decoding_rows, plan_pieces
 from agentrl.servers.embedded.cache import KVCache
 from agentrl.servers.embedded.low_rank import AdapterTokens, ServedAdapter, group_by_adapter
-from agentrl.servers.embedded.model import StepBatch, Transformer
 from agentrl.servers.embedded.sampler import Penalties, SampleBatch, Shaping, mix_seed, sample
 from agentrl.servers.embedded.sequences import EngineSequence, TextCodec, ending, make_sequence
-from agentrl.servers.embedded.weights import ServedWeights
+from agentrl.servers.embedded.served_model import ServedModel, StepInputs, StepWork, VersionWeights
 from agentrl.servers.engine import EngineRequest, Finish, Sink
 
 _WORTH_WAITING: Final = 32
@@ -49,8 +48,8 @@ class _Scoring(NamedTuple):
 class ModelStep:
     """The work of one forward pass; nothing that changes until its end is read from elsewhere, but keys and values."""
 
-    weights: ServedWeights
-    batch: StepBatch
+    weights: VersionWeights
+    batch: StepInputs
     pieces: list[Piece]
     scorings: list[_Scoring]
     decoding: int
@@ -92,7 +91,7 @@ class Core:
 
     def __init__(
         self,
-        model: Transformer,
+        model: ServedModel,
         cache: KVCache,
         codec: TextCodec,
         *,
@@ -174,14 +173,13 @@ class Core:
         if admit:
             self._admit()
         table, cache = self.table, self.cache
-        pieces = plan_pieces(self._prefilling, cache, self._pace.budget)
         rows = decoding_rows(table, cache)
+        pieces = plan_pieces(self._prefilling, cache, self._pace.budget(len(rows), self._num_running))
         if not pieces and not len(rows):
             return None
         work = [Chunk(sequence.row, start, end) for sequence, start, end in pieces]
-        batch = build_batch(cache, rows, table.last_token[rows], work, num_kv_heads=self.model.spec.num_kv_heads)
-        if self.adapted:
-            batch = replace(batch, adapters=self._adapters(rows, pieces))
+        adapters = self._adapters(rows, pieces) if self.adapted else ()
+        batch = self.model.batch(cache, StepWork(rows, table.last_token[rows], work, adapters))
         sampling, picked = self._sampling_rows(rows, pieces)
         owners = [self._owner(row) for row in sampling.tolist()]
         shaped = np.flatnonzero(table.shaped[sampling]).tolist()

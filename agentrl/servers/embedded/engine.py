@@ -27,15 +27,14 @@ import torch
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.inference.backend import CONTEXT_HEADROOM
 from agentrl.servers.embedded.adapting import MAX_ADAPTERS, LoadedAdapters
-from agentrl.servers.embedded.cache import KVCache, plan_rows
+from agentrl.servers.embedded.cache import plan_rows
 from agentrl.servers.embedded.core import Computed, Core, ModelStep
 from agentrl.servers.embedded.faults import SGLangFault
-from agentrl.servers.embedded.low_rank import ServedAdapter, read_served_adapter
-from agentrl.servers.embedded.model import Transformer
+from agentrl.servers.embedded.low_rank import ServedAdapter
+from agentrl.servers.embedded.opening import open_model
 from agentrl.servers.embedded.sequences import TextCodec
-from agentrl.servers.embedded.spec import read_spec
+from agentrl.servers.embedded.served_model import VersionWeights
 from agentrl.servers.embedded.updating import Aborts, Gate, GroupUpdates, WeightUpdates
-from agentrl.servers.embedded.weights import ServedWeights, build_weights, load_weights
 from agentrl.servers.engine import ControlReply, EngineInfo, EngineLoad, EnginePauseMode, EngineRequest, Sink
 
 
@@ -168,10 +167,11 @@ class EmbeddedEngine:
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
         self._device, self._dtype = device_of(options.device), getattr(torch, options.dtype)
-        spec = self._spec = read_spec(options.model_path)
+        source = self._source = open_model(options.model_path, self._device, self._dtype)
+        spec = self._spec = source.spec
         codec = self._codec = TextCodec(options.model_path)
         max_context = min(options.max_context_tokens, spec.max_positions + CONTEXT_HEADROOM)
-        weights = load_weights(options.model_path, spec, device=self._device, dtype=self._dtype)
+        weights = source.read(options.model_path)
         rows = plan_rows(
             spec,
             max_running=options.max_running_requests,
@@ -181,8 +181,8 @@ class EmbeddedEngine:
             memory_fraction=options.memory_fraction,
         )
         core = self._core = Core(
-            Transformer(spec, weights, max_context=max_context),
-            KVCache(spec, num_rows=rows, max_context=max_context, device=self._device, dtype=self._dtype),
+            source.model(weights, max_context),
+            source.cache(rows, max_context),
             codec,
             eos_ids=spec.eos_ids | codec.eos_ids,
             max_running=options.max_running_requests,
@@ -195,7 +195,7 @@ class EmbeddedEngine:
         self._updates = WeightUpdates(
             core, self._gate, self._aborts, self._read, model_path=options.model_path, faults=faults
         )
-        self.groups = GroupUpdates(self._updates, lambda: core.model.weights, self._fuse)
+        self.groups = GroupUpdates(self._updates, lambda: core.model.weights, source.build)
         """Receives weights from the trainer's memory."""
         self.adapters = LoadedAdapters(core, self._gate, self._read_adapter)
         """Holds LoRA adapters."""
@@ -215,7 +215,7 @@ class EmbeddedEngine:
             architectures=(spec.architecture,),
             model_type=spec.model_type,
             adapters=self.adapters.names,
-            max_adapters=MAX_ADAPTERS,
+            max_adapters=MAX_ADAPTERS if self._source.takes_adapters else 0,
             dtype=self._options.dtype,
             device=str(self._device),
             has_sessions=True,
@@ -360,23 +360,13 @@ class EmbeddedEngine:
         """Return the text of `ids`; "" without a tokenizer."""
         return self._codec.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def _read(self, model_path: str) -> ServedWeights:
+    def _read(self, model_path: str) -> VersionWeights:
         if not Path(model_path).is_dir():
             raise ConfigError(f"no directory {model_path}: expected a local HF model directory")
-        return load_weights(model_path, self._spec, device=self._device, dtype=self._dtype)
+        return self._source.read(model_path)
 
     def _read_adapter(self, name: str, path: str) -> ServedAdapter:
-        return read_served_adapter(
-            name,
-            Path(path),
-            self._spec,
-            base=Path(self._updates.model_path),
-            device=self._device,
-            dtype=self._dtype,
-        )
-
-    def _fuse(self, tensors: dict[str, torch.Tensor]) -> ServedWeights:
-        return build_weights(tensors, self._spec, origin="the update", device=self._device, dtype=self._dtype)
+        return self._source.adapter(name, Path(path), Path(self._updates.model_path))
 
     def _busy(self) -> bool:
         return self._core.num_running > 0 or (self._gate.paused is None and len(self._core.waiting) > 0)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agentrl.servers.embedded.low_rank import AdapterTokens, add_low_rank
+from agentrl.servers.embedded.products import WidenedProducts, products_for
 from agentrl.servers.embedded.spec import ModelSpec
 from agentrl.servers.embedded.weights import LayerWeights, ServedWeights
 
@@ -80,6 +81,7 @@ class Transformer:
         self._eps = torch.tensor(spec.rms_norm_eps, device=weights.embedding.device)
         self._scale = 1.0 / math.sqrt(spec.head_dim)
         reference = weights.embedding
+        self._products = products_for(reference)
         frequencies = inverse_frequencies(spec)
         angles = torch.arange(max_context, dtype=torch.float32)[:, None] * frequencies
         cos, sin = angles.cos(), angles.sin()
@@ -95,24 +97,25 @@ class Transformer:
             weights: to compute with, which others may replace meanwhile; None: the present ones.
         """
         weights = weights or self.weights
+        linear, onto = self._products.linear, self._products.onto
         x = F.embedding(batch.ids, weights.embedding)
         rope = self._rope.index_select(1, batch.positions).unbind()
         for index, layer in enumerate(weights.layers):
             attended = self._attention(index, layer, self._norm(x, layer.input_norm), rope, batch, cache[index])
-            x = _project_onto(x, attended, layer.out, layer.out_bias)
+            x = onto(x, attended, layer.out, layer.out_bias)
             add_low_rank(x, attended, batch.adapters, index, "out")
             normed = self._norm(x, layer.post_norm)
-            gate_up = F.linear(normed, layer.gate_up, layer.gate_up_bias)
+            gate_up = linear(normed, layer.gate_up, layer.gate_up_bias)
             add_low_rank(gate_up, normed, batch.adapters, index, "gate_up")
             gate, up = gate_up.chunk(2, -1)
             inner = F.silu(gate).mul_(up)
-            x = _project_onto(x, inner, layer.down, layer.down_bias)
+            x = onto(x, inner, layer.down, layer.down_bias)
             add_low_rank(x, inner, batch.adapters, index, "down")
         return self._norm(x, weights.final_norm)
 
     def logits(self, hidden: Tensor, weights: ServedWeights | None = None) -> Tensor:
         """Return float32 logits, [n, V], of hidden states [n, hidden] under `weights`; None: under the present ones."""
-        return F.linear(hidden, (weights or self.weights).head).float()
+        return self._products.linear(hidden, (weights or self.weights).head).float()
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return `x` divided by its root mean square over the last dimension, times `weight`."""
@@ -127,7 +130,7 @@ class Transformer:
     ) -> Tensor:
         spec = self.spec
         heads, keys, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias)
+        qkv = self._products.linear(x, layer.qkv, layer.qkv_bias)
         add_low_rank(qkv, x, batch.adapters, index, "qkv")
         qkv = qkv.view(-1, heads + 2 * keys, dim)
         rotated = qk = qkv[:, : heads + keys]
@@ -157,13 +160,25 @@ class Transformer:
         last = rows.first_row + rows.span
         kv = cache[:, rows.first_row : last].view(2, rows.span * keys, -1, dim)[:, :, : rows.context]
         k, v = kv.unbind()
-        if rows.mask is None:
+        if isinstance(self._products, WidenedProducts):
+            parts = [self._attend(*part) for part in self._products.parts(queries, k, v, rows.mask)]
+            out = torch.cat(parts).to(v.dtype).view(rows.span, -1)
+        else:
+            out = self._attend(queries, k, v, rows.mask).view(rows.span, -1)
+        return out if rows.index is None else out[rows.index]
+
+    def _attend(self, queries: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Return [n, G, D]: attention of `queries`, [n, G, D], to `k` and `v`, [n, L, D], by `mask`, [n, 1, L]."""
+        if v.dtype == torch.bfloat16 and v.device.type == "cpu":
+            # `bmm` copies the keys and values of the whole context, which are no contiguous rows of the cache.
+            mask = None if mask is None else mask[:, None]
+            return F.scaled_dot_product_attention(queries[:, None], k[:, None], v[:, None], attn_mask=mask)[:, 0]
+        if mask is None:
             scores = torch.bmm(queries, k.transpose(1, 2)).mul_(self._scale)
         else:
-            scores = torch.baddbmm(rows.mask, queries, k.transpose(1, 2), alpha=self._scale)
+            scores = torch.baddbmm(mask, queries, k.transpose(1, 2), alpha=self._scale)
         probabilities = torch.softmax(scores, -1, dtype=torch.float32)
-        out = torch.bmm(probabilities if v.dtype == torch.float32 else probabilities.to(v.dtype), v).view(rows.span, -1)
-        return out if rows.index is None else out[rows.index]
+        return torch.bmm(probabilities if v.dtype == torch.float32 else probabilities.to(v.dtype), v)
 
     def _prefill(self, queries: Tensor, group: PrefillGroup, cache: Tensor) -> Tensor:
         """Attend the chunks of a group and return [n, H * D] for its tokens."""
@@ -196,9 +211,3 @@ def inverse_frequencies(spec: ModelSpec) -> Tensor:
     scaled = torch.where(wavelength > longest, plain / rope.factor, plain)
     between = (1 - smooth) * plain / rope.factor + smooth * plain
     return torch.where((wavelength >= shortest) & (wavelength <= longest), between, scaled)
-
-
-def _project_onto(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return `x + update @ weight.T (+ bias)`."""
-    out = torch.addmm(x, update, weight.t())
-    return out if bias is None else out.add_(bias)

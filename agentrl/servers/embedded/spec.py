@@ -1,7 +1,7 @@
 """The shape of a model, read from a HF `config.json`.
 
 Invariant: a `ModelSpec` describes a model that `Transformer` computes exactly; any other model (another architecture, rope
-variant, sliding windows, quantized weights) is refused before weights are read.
+variant, sliding windows) raises `BeyondOwnForward` before weights are read, and quantized weights are refused.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 import orjson
 
 from agentrl.errors import ConfigError
-
-ARCHITECTURES: Final = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM")
+from agentrl.weights.architectures import OWN_FORWARD
 
 _Struct = TypeVar("_Struct")
 _PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -75,6 +74,34 @@ class _Config(_Ends, kw_only=True):
 
 class _Kind(msgspec.Struct):
     architectures: list[str] | None = None
+
+
+class BeyondOwnForward(ConfigError):
+    """`Transformer` does not compute the model of a config.json; transformers' own module may."""
+
+
+class ServedSpec(Protocol):
+    """The facts about a model that the engine around it needs."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def model_type(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+    @property
+    def num_layers(self) -> int:
+        """Layers that have keys and values."""
+        ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,20 +174,22 @@ def read_spec(path: str | Path) -> ModelSpec:
     directory = Path(path)
     file = directory / "config.json"
     architecture = (read_as(file, _Kind).architectures or ["none"])[0]
-    if architecture not in ARCHITECTURES:
-        raise ConfigError(
-            f"{file}: architecture {architecture} is not supported; the embedded server runs {', '.join(ARCHITECTURES)}; "
-            "use inference.backend: sglang"
-        )
+    if architecture not in OWN_FORWARD:
+        raise BeyondOwnForward(f"{file}: architecture {architecture} is not supported by the own forward pass")
     fields = read_json(file)
     for field in msgspec.structs.fields(_Config):
         if field.required and field.name not in fields:
             raise ConfigError(f"{file} has no field {field.name!r}, which {architecture} needs")
     config = read_as(file, _Config)
     _refuse_unsupported(config, file)
+    return _build(config, architecture, read_ends(directory), file)
+
+
+def read_ends(directory: Path) -> frozenset[int]:
+    """Return the tokens that end a sequence of the model in `directory`."""
     generation = directory / "generation_config.json"
     ends = read_as(generation, _Ends).eos_ids if generation.exists() else []
-    return _build(config, architecture, frozenset([*config.eos_ids, *ends]), file)
+    return frozenset([*read_as(directory / "config.json", _Ends).eos_ids, *ends])
 
 
 def _build(config: _Config, architecture: str, eos_ids: frozenset[int], file: Path) -> ModelSpec:
@@ -196,15 +225,15 @@ def _build(config: _Config, architecture: str, eos_ids: frozenset[int], file: Pa
 
 
 def _refuse_unsupported(config: _Config, file: Path) -> None:
-    """Raise ConfigError for settings that `Transformer` does not implement."""
+    """Raise ConfigError for quantized weights, and `BeyondOwnForward` for settings that `Transformer` does not implement."""
     if config.hidden_act not in (None, "silu"):
-        raise ConfigError(f"{file}: hidden_act {config.hidden_act!r} is not supported; expected 'silu'")
+        raise BeyondOwnForward(f"{file}: hidden_act {config.hidden_act!r} is not supported; expected 'silu'")
     if config.quantization_config:
         raise ConfigError(f"{file}: quantized weights are not supported by the embedded server")
     if config.use_sliding_window or "sliding_attention" in (config.layer_types or ()):
-        raise ConfigError(f"{file}: sliding-window attention is not supported by the embedded server")
+        raise BeyondOwnForward(f"{file}: sliding-window attention is not supported by the own forward pass")
     if config.partial_rotary_factor not in (None, 1.0):
-        raise ConfigError(f"{file}: partial_rotary_factor {config.partial_rotary_factor} is not supported; expected 1")
+        raise BeyondOwnForward(f"{file}: partial_rotary_factor {config.partial_rotary_factor} is not supported; expected 1")
 
 
 def _rope(config: _Config, file: Path) -> tuple[float, RopeScaling]:
@@ -212,7 +241,7 @@ def _rope(config: _Config, file: Path) -> tuple[float, RopeScaling]:
     settings = config.rope_parameters or config.rope_scaling or _Rope()
     kind = settings.rope_type or settings.type or "default"
     if kind not in ("default", "linear", "llama3"):
-        raise ConfigError(f"{file}: rope type {kind!r} is not supported; expected default, linear or llama3")
+        raise BeyondOwnForward(f"{file}: rope type {kind!r} is not supported; expected default, linear or llama3")
     return settings.rope_theta or config.rope_theta or 10000.0, RopeScaling(
         kind=kind,
         factor=settings.factor,

@@ -33,7 +33,7 @@ from agentrl.errors import ConfigError
 from agentrl.servers.embedded.core import Core
 from agentrl.servers.embedded.faults import SGLangFault
 from agentrl.servers.embedded.sequences import EngineSequence
-from agentrl.servers.embedded.weights import ServedWeights
+from agentrl.servers.embedded.served_model import VersionWeights
 from agentrl.servers.engine import BucketUpdate, ControlReply, EnginePauseMode
 from agentrl.weights.process_group import ProcessGroup, join
 from agentrl.weights.types import Bucket, GroupAddress
@@ -116,7 +116,7 @@ class WeightUpdates:
         core: Core,
         gate: Gate,
         aborts: Aborts,
-        read: Callable[[str], ServedWeights],
+        read: Callable[[str], VersionWeights],
         *,
         model_path: str,
         faults: frozenset[SGLangFault],
@@ -183,7 +183,7 @@ class WeightUpdates:
         return anyio.from_thread.run_sync(self._end_unguarded, weights, model_path, weight_version, flush_cache)
 
     def _end_unguarded(
-        self, read: ServedWeights | str, model_path: str, weight_version: str | None, flush_cache: bool
+        self, read: VersionWeights | str, model_path: str, weight_version: str | None, flush_cache: bool
     ) -> ControlReply:
         self._reading = self._gate.stuck
         self._gate.notify()
@@ -217,7 +217,7 @@ class WeightUpdates:
             gate.notify()
 
     def swap(
-        self, weights: ServedWeights, model_path: str | None, weight_version: str | None, *, flush_cache: bool
+        self, weights: VersionWeights, model_path: str | None, weight_version: str | None, *, flush_cache: bool
     ) -> ControlReply:
         """Replace the weights between two steps.
 
@@ -271,8 +271,8 @@ class GroupUpdates:
     def __init__(
         self,
         updates: WeightUpdates,
-        current: Callable[[], ServedWeights],
-        build: Callable[[dict[str, Tensor]], ServedWeights],
+        current: Callable[[], VersionWeights],
+        build: Callable[[dict[str, Tensor]], VersionWeights],
     ) -> None:
         self._updates, self._current, self._build = updates, current, build
         self._groups: dict[str, ProcessGroup] = {}
@@ -345,9 +345,7 @@ class GroupUpdates:
     async def _serve(self, weight_version: str | None, *, flush_cache: bool) -> ControlReply:
         """Replace the served tensors that the session has received; keep the others."""
         taken, served = self._taken or {}, self._current()
-        others = {name: tensor.to(served.file_dtypes[name]) for name, tensor in served.named.items() if name not in taken}
-        if served.head is served.embedding:
-            others.pop("lm_head.weight", None)  # the same as the embedding, which is among the others or was taken
+        others = served.others(taken)
         try:
             weights = await anyio.to_thread.run_sync(self._build, others | taken)
         except ConfigError as error:

@@ -6,7 +6,7 @@ reads; so a digest of `named` is a digest of the served weights. A `ServedWeight
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from agentrl.errors import ConfigError
 from agentrl.servers.embedded.spec import ModelSpec, read_as
 from agentrl.weights.tensors import tensor_checksum
 
-_SAFETENSORS_NAMES: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
+SAFETENSORS_NAMES: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,13 @@ class ServedWeights:
         """Return `held_checksum` of each served tensor, by HF name."""
         return {name: held_checksum(name, tensor, self.file_dtypes[name]) for name, tensor in self.named.items()}
 
+    def others(self, taken: Collection[str]) -> dict[str, Tensor]:
+        """Return the tensors that an update of `taken` leaves as they are, in the types of their file."""
+        kept = {name: tensor.to(self.file_dtypes[name]) for name, tensor in self.named.items() if name not in taken}
+        if self.head is self.embedding:
+            kept.pop("lm_head.weight", None)  # the same as the embedding, which is among the others or was taken
+        return kept
+
 
 def held_checksum(name: str, tensor: Tensor, stored: torch.dtype) -> str:
     """Return the `tensor_checksum` of a tensor in memory that was read as `stored`.
@@ -73,12 +80,12 @@ def held_checksum(name: str, tensor: Tensor, stored: torch.dtype) -> str:
         narrow = held.to(stored)
         held = narrow if torch.equal(narrow.to(held.dtype), held) else held
     data = held.contiguous().view(torch.uint8).numpy().data
-    return tensor_checksum(name, _SAFETENSORS_NAMES[held.dtype], list(held.shape), data)
+    return tensor_checksum(name, SAFETENSORS_NAMES[held.dtype], list(held.shape), data)
 
 
 def load_weights(path: str | Path, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype) -> ServedWeights:
     """Return the weights in `path` (`model.safetensors`, or the shards its index names), copied to `device`."""
-    return build_weights(_read_tensors(Path(path)), spec, origin=str(path), device=device, dtype=dtype)
+    return build_weights(read_tensors(Path(path)), spec, origin=str(path), device=device, dtype=dtype)
 
 
 def build_weights(
@@ -92,7 +99,8 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str] | None = None
 
 
-def _read_tensors(directory: Path) -> dict[str, Tensor]:
+def read_tensors(directory: Path) -> dict[str, Tensor]:
+    """Return the tensors of the safetensors files of a HF directory, by name."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
         files = sorted({directory / name for name in (read_as(index, _Index).weight_map or {}).values()})
@@ -174,7 +182,7 @@ class _Builder:
             raise ConfigError(f"{self._path} has no tensor {name}, which {self._spec.architecture} needs")
         if tuple(tensor.shape) != shape:
             raise ConfigError(f"{self._path}: {name} must have shape {list(shape)}, got {list(tensor.shape)}")
-        if tensor.dtype not in _SAFETENSORS_NAMES:
+        if tensor.dtype not in SAFETENSORS_NAMES:
             raise ConfigError(f"{self._path}: {name} has dtype {tensor.dtype}; expected a floating-point type")
         if not bool(torch.isfinite(tensor).all()):
             raise ConfigError(f"{self._path}: {name} holds values that are not finite; the weights are unusable")

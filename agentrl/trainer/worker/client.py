@@ -251,7 +251,7 @@ class RemoteTrainer:
 
     async def _call(self, request: protocol.WorkerRequest, expected: type[AnyReply], what: str) -> AnyReply:
         numbered = self._exchanges.numbered(request)
-        # A sending goes on beside a training step, so it does not wait for the turn of the calls that use the model.
+        # The worker sends weights while it trains, so this call does not wait for those that use the model.
         turn: AbstractAsyncContextManager[object] = nullcontext() if isinstance(request, SendingRequest) else self._turn
         async with turn:
             if self._broken is not None:

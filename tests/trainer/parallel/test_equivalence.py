@@ -15,6 +15,7 @@ from agentrl.trainer.model import PolicyModel
 from agentrl.trainer.parallel.ranks import Ranks
 from agentrl.trainer.parallel.shape import MeshShape
 from agentrl.trainer.parallel.shard import whole
+from tests.support.families import family_checkpoint
 from tests.support.ranks import on_ranks
 from tests.support.tiny import Architecture, tiny_checkpoint
 from tests.trainer.helpers import load_plain
@@ -88,6 +89,19 @@ def test_weights_and_metrics_are_those_of_one_process(tmp_path: Path, mesh: Mesh
         assert alone[number].metrics["grad_norm"] > 0.5, "max_grad_norm does nothing"
 
 
+@pytest.mark.parametrize("mesh", [MeshShape(dp=2), pytest.param(MeshShape(dp=2, cp=2), marks=pytest.mark.long)], ids=str)
+def test_a_mixture_of_experts_is_trained_as_in_one_process(tmp_path: Path, mesh: MeshShape) -> None:
+    runs = [(family_checkpoint(tmp_path / "model", "qwen3_moe"), {**_SMALL_STEPS, "gradient_checkpointing": True})]
+    [alone] = three_steps_each(Ranks(), runs)
+    assert_same([outcomes[0] for outcomes in on_ranks(mesh, three_steps_each, runs)], alone)
+
+
+@pytest.fixture
+def _bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+    """Let a process of its own multiply as the processes of a mesh do, on any CPU."""
+    monkeypatch.setattr("agentrl.trainer.model.multiplies_bfloat16_slowly", lambda: False)
+
+
 def bfloat16_logprobs(ranks: Ranks, path: Path) -> list[NDArray[np.float32]]:
     trainer = make_trainer(ranks, path, {"dtype": "bfloat16"})
     return [
@@ -95,6 +109,7 @@ def bfloat16_logprobs(ranks: Ranks, path: Path) -> list[NDArray[np.float32]]:
     ]  # one by one: padding changes how bfloat16 is rounded
 
 
+@pytest.mark.usefixtures("_bfloat16_products")
 @pytest.mark.parametrize("world", [None, 1, 2, pytest.param(MeshShape(cp=2), marks=pytest.mark.long)])
 def test_bfloat16_log_probs_are_those_of_a_bfloat16_model(tmp_path: Path, world: int | MeshShape | None) -> None:
     """With or without a mesh, which None stands for."""
@@ -126,6 +141,7 @@ def bfloat16_gradients(ranks: Ranks, path: Path) -> dict[str, NDArray[np.float32
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("_bfloat16_products")
 def test_bfloat16_gradients_are_added_up_in_float32(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path / "model")
     alone = bfloat16_gradients(Ranks(), path)

@@ -2,7 +2,8 @@
 
 Run: `python -m benchmarks.demo` (about four minutes on two idle cores), once for each seed: `--seed 1`. `--demo math`,
 `code` and `terminal` run those demos instead of the calculator's, `lora` and `lora_merged` that one with an adapter of rank
-8, which servers take beside their weights or merged into them. `--backend sglang` runs the calculator's through a real
+8, which servers take beside their weights or merged into them. `real`, `real_control`, `real_harder` and
+`real_harder_lora` train the pretrained model of `make demo-real`. `--backend sglang` runs the calculator's through a real
 SGLang server (about 15 minutes; needs what `make sglang-install` installs). `--quick` runs the smallest variant and writes
 nothing; `--recorded runs/demo` records an earlier run.
 Each seed has one entry in a file of benchmarks/results/ (`FILES`).
@@ -28,6 +29,7 @@ from agentrl_workflows.code_demo.recipe import CODE, CODE_SMOKE
 from agentrl_workflows.demo.recipe import DemoRecipe
 from agentrl_workflows.demo.run import run_demo
 from agentrl_workflows.math_demo.recipe import MATH, MATH_SMOKE
+from agentrl_workflows.pretrained_demo.recipe import HARDER, REAL, REAL_SMOKE, controlled, with_adapter
 from agentrl_workflows.terminal_demo.recipe import TERMINAL, TERMINAL_SMOKE
 from benchmarks.machine import describe_machine
 
@@ -39,6 +41,10 @@ DEMOS: dict[str, tuple[DemoRecipe, DemoRecipe]] = {
     "terminal": (TERMINAL, TERMINAL_SMOKE),
     "lora": (FULL, SMOKE),
     "lora_merged": (FULL, SMOKE),
+    "real": (REAL, REAL_SMOKE),
+    "real_control": (controlled(REAL), controlled(REAL_SMOKE)),
+    "real_harder": (HARDER, REAL_SMOKE),
+    "real_harder_lora": (with_adapter(HARDER), with_adapter(REAL_SMOKE)),
 }
 """The headline variant and the smallest one of each demo."""
 ADAPTER = ("--trainer.lora", "{rank: 8, alpha: 16}", "--trainer.lr", "2e-3", "--sync.adapter")
@@ -52,6 +58,10 @@ FILES = {
     ("terminal", "embedded"): ("demo_terminal.json", "make demo-terminal SEED=n"),
     ("lora", "embedded"): ("demo_lora.json", "make demo-lora SEED=n"),
     ("lora_merged", "embedded"): ("demo_lora_merged.json", "python -m benchmarks.demo --demo lora_merged --seed n"),
+    ("real", "embedded"): ("demo_real.json", "make demo-real SEED=n"),
+    ("real_control", "embedded"): ("demo_real_control.json", "make demo-real SEED=n ARGS=--control"),
+    ("real_harder", "embedded"): ("demo_real_harder.json", "make demo-real SEED=n ARGS=--harder"),
+    ("real_harder_lora", "embedded"): ("demo_real_harder_lora.json", 'make demo-real SEED=n ARGS="--harder --lora"'),
 }
 """Result file and command of each demo and backend."""
 SHOWN = ("sampled_before", "sampled_after", "greedy_before", "greedy_after", "max_logprob_difference", "wall_seconds")

@@ -89,11 +89,17 @@ async def _pool(model: str | Path, run: RunConfig, renderer: Renderer) -> AsyncG
         yield pool
 
 
-async def train_here(run: RunConfig, *, evaluated: int = 0) -> tuple[TrainerHere, EvalReport | None]:
-    """Train as `run` says; return the trainer with its reports, and the final weights on `evaluated` held-out episodes."""
+async def train_here(
+    run: RunConfig, *, evaluated: int = 0, trainer: TrainerHere | None = None
+) -> tuple[TrainerHere, EvalReport | None]:
+    """Train as `run` says, with a `trainer` of one's own or a new one.
+
+    Returns:
+        The trainer with its reports, and the final weights on `evaluated` held-out episodes.
+    """
     torch.manual_seed(run.seed)
     renderer = Renderer.load(run.model.directory, max_context=512)
-    trainer, workflow = TrainerHere(run), load_workflow(run.workflow, run.workflow_args)
+    trainer, workflow = trainer or TrainerHere(run), load_workflow(run.workflow, run.workflow_args)
     async with _pool(run.model.directory, run, renderer) as pool:
         parts = EngineParts(
             workflow=workflow,

@@ -1,8 +1,8 @@
-"""What stale data do to six losses: on small policies, and on the smallest demo with a real model.
+"""What stale data do to eleven losses: on small policies, and on the smallest demo with a real model.
 
-Run: `python -m benchmarks.staleness` (`--tiers table` about five minutes of one core, the demo tier 50 of two). It prints
-its progress and tables, and writes benchmarks/results/staleness.json, from which `python -m docs.figures.staleness` draws.
-What this file has is not measured again; `--again` measures all.
+Run: `python -m benchmarks.staleness` (`--tiers table` about ten minutes of one core, the demo tier 20 CPU seconds a
+run). It prints its progress and tables, and writes benchmarks/results/staleness.json, from which
+`python -m docs.figures.staleness` draws. What this file has is not measured again; `--again` measures all.
 
 The second tier is `benchmarks.staleness_demo`. In the first one, all seeds, lags and learning rates are one tensor. The
 task: 8 tokens in two turns, of 8 kinds each. A state is one of 4 tasks, the place and the last token; 3 of the 8 tokens
@@ -18,6 +18,14 @@ Success is exact: a sum over all episodes. The losses and corrections are those 
   tis         the same with w cut at 2
   dppo_tv     the loss `dppo_tv`
   guard       decoupled, and the learning rate times sqrt(effective sample size / episodes), over weights of episodes (VCPO)
+  anchored    the loss `anchored`: decoupled, but a token with A < 0 falls by 0.2 since it was sampled, and no further
+  plateau     anchored, where a negative advantage counts in full up to a fall of 0.1
+  by_age      anchored, with an allowed fall of 0.05 (1 + age), at most 0.2
+  dppo_falls  `dppo_tv` with its bound on falls alone
+  topr        the loss `topr`: no w where A > 0, else min(w, 1)
+  anchored_guard   anchored with the guard
+
+`python -m benchmarks.staleness_regret` compares the arms: regret to the best one of each cell, and alarms before a fall.
 """
 
 from __future__ import annotations
@@ -39,11 +47,11 @@ from torch import Tensor
 from agentrl.algo.corrections import CapOptions, behavior, clamp, forward, mask, none
 from agentrl.algo.guard import learning_rate_factor
 from agentrl.algo.loss_batch import LossBatch, LossTotals, TokenLoss, Weights
-from agentrl.algo.losses import DppoTvOptions, PpoOptions, dppo_tv, ppo
+from agentrl.algo.losses import AnchoredOptions, DppoTvOptions, PpoOptions, anchored, dppo_tv, ppo, topr
 from agentrl.algo.slots import NoOptions
 from agentrl.support.files import write_json
 from benchmarks.machine import describe_machine
-from benchmarks.staleness_demo import DemoRow, demo_cells, demo_table, measured
+from benchmarks.staleness_demo import DEMO_ARMS, DEMO_RATES, DemoRow, demo_cells, demo_table, measured
 
 RESULTS = Path(__file__).parent / "results" / "staleness.json"
 TASKS, LENGTH, TOKENS, GOOD, NEEDED = 4, 8, 8, 3, 6
@@ -72,6 +80,11 @@ def uncorrected(batch: LossBatch) -> Weights:
     return none(batch, NoOptions())
 
 
+def anchoring(*, guarded: bool = False, **options: float | bool) -> Arm:
+    given = AnchoredOptions.model_validate(options)
+    return Arm(lambda batch: anchored(batch, given), lambda batch: mask(batch, CapOptions(cap=5.0)), guarded=guarded)
+
+
 ARMS = {
     "naive": Arm(clipped, uncorrected, proximal=behavior),
     "decoupled": Arm(clipped, lambda batch: mask(batch, CapOptions(cap=5.0))),
@@ -79,6 +92,12 @@ ARMS = {
     "tis": Arm(clipped, lambda batch: clamp(batch, CapOptions(cap=2.0))),
     "dppo_tv": Arm(lambda batch: dppo_tv(batch, DppoTvOptions()), uncorrected),
     "guard": Arm(clipped, lambda batch: mask(batch, CapOptions(cap=5.0)), guarded=True),
+    "anchored": anchoring(),
+    "plateau": anchoring(plateau=True),
+    "by_age": anchoring(low_per_version=0.05),
+    "dppo_falls": Arm(lambda batch: dppo_tv(batch, DppoTvOptions(high=1.0)), uncorrected),
+    "topr": Arm(lambda batch: topr(batch, NoOptions()), uncorrected),
+    "anchored_guard": anchoring(guarded=True),
 }
 
 
@@ -302,7 +321,10 @@ def measure_tables(results: Results, arguments: argparse.Namespace, save: Callab
     results |= about
     rows: list[Row] = results.setdefault("rows", [])
     for policy, minibatches in itertools.product(arguments.policies, arguments.minibatches):
-        if not any((row["policy"], row["minibatches"]) == (policy, minibatches) for row in rows):
+        here = [row for row in rows if (row["policy"], row["minibatches"]) == (policy, minibatches)]
+        if not ARMS.keys() <= {row["arm"] for row in here}:
+            # All arms again: they are compared on the same random numbers.
+            rows[:] = [row for row in rows if row not in here]
             rows += measure(replicas(arguments.lags, arguments.seeds), policy, minibatches, arguments.steps)
             results["machine"] = describe_machine("torch")
             save()
@@ -318,7 +340,10 @@ def measure_demo(results: Results, arguments: argparse.Namespace, save: Callable
         demo["rows"].append(row)
         save()
 
-    cells = demo_cells(arguments.demo_seeds, arguments.lags, arguments.demo_minibatches, arguments.demo_steps)
+    rates, arms = arguments.demo_rates, arguments.demo_arms
+    cells = demo_cells(
+        arguments.demo_seeds, arguments.lags, arguments.demo_minibatches, arguments.demo_steps, rates=rates, arms=arms
+    )
     measured(cells, arguments.students, arguments.processes, demo["rows"], record)
     print("\n".join(demo_table(demo["rows"])))
 
@@ -333,9 +358,11 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--lags", nargs="+", type=int, choices=LAGS, default=LAGS)
     parser.add_argument("--minibatches", nargs="+", type=int, default=MINIBATCHES)
-    parser.add_argument("--demo-seeds", type=int, default=5)
+    parser.add_argument("--demo-seeds", nargs="+", type=int, default=(*range(5), *range(23, 28)))
+    parser.add_argument("--demo-arms", nargs="+", choices=DEMO_ARMS, default=tuple(DEMO_ARMS))
+    parser.add_argument("--demo-rates", nargs="+", type=float, default=DEMO_RATES)
     parser.add_argument("--demo-steps", type=int, default=24)
-    parser.add_argument("--demo-minibatches", nargs="+", type=int, default=(4,))
+    parser.add_argument("--demo-minibatches", nargs="+", type=int, default=(4, 1))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="of the demo tier")
     parser.add_argument("--students", type=Path, default=Path("runs/staleness"), help="folder for warm starts of the demo")
     parser.add_argument("--output", type=Path, default=RESULTS)

@@ -23,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -37,6 +37,12 @@ DEMO_ARMS: Mapping[str, Mapping[str, object]] = {
     "tis": {"correction": {"token": {"clamp": {"cap": 2.0}}}},
     "dppo_tv": {"policy_loss": "dppo_tv"},
     "guard": {"guard": "effective_samples"},
+    "anchored": {"policy_loss": "anchored"},
+    "plateau": {"policy_loss": {"anchored": {"plateau": True}}},
+    "by_age": {"policy_loss": {"anchored": {"low_per_version": 0.05}}},
+    "dppo_falls": {"policy_loss": {"dppo_tv": {"high": 1.0}}},
+    "topr": {"policy_loss": "topr"},
+    "anchored_guard": {"policy_loss": "anchored", "guard": "effective_samples"},
 }
 """What each arm sets in the run file."""
 DEMO_RATES = (4e-4, 1.6e-3)
@@ -47,7 +53,7 @@ RUNS_PER_PROCESS = 25
 WINDOW = 5
 """Steps over which the success of a curve is averaged."""
 
-DemoRow: TypeAlias = dict[str, float | str]
+DemoRow: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,10 +69,16 @@ class DemoCell:
 
 
 def demo_cells(
-    seeds: int, lags: Sequence[int], minibatches: Sequence[int], steps: int, arms: Sequence[str] = tuple(DEMO_ARMS)
+    seeds: Sequence[int],
+    lags: Sequence[int],
+    minibatches: Sequence[int],
+    steps: int,
+    *,
+    rates: Sequence[float] = DEMO_RATES,
+    arms: Sequence[str] = tuple(DEMO_ARMS),
 ) -> list[DemoCell]:
     """Return all runs, whole seeds first, so that what is measured early is a whole comparison."""
-    product = itertools.product(range(seeds), DEMO_RATES, minibatches, lags, arms)
+    product = itertools.product(seeds, rates, minibatches, lags, arms)
     return [DemoCell(seed, rate, count, lag, arm, steps) for seed, rate, count, lag, arm in product]
 
 
@@ -77,7 +89,7 @@ def measured(
     done = {tuple(row[name] for name in DemoCell.__slots__) for row in known}
     left = [cell for cell in cells if tuple(asdict(cell).values()) not in done]
     for seed in sorted({cell.seed for cell in left}):
-        _student(students, seed)
+        make_warm_start(students, seed)
     started, count = time.perf_counter(), 0
     context, part = multiprocessing.get_context("spawn"), RUNS_PER_PROCESS * processes
     for first in range(0, len(left), part):
@@ -95,7 +107,7 @@ def measured(
                 print(f"demo: {count} of {len(left)} runs, about {minutes:.0f} minutes left", flush=True)
 
 
-def _student(students: Path, seed: int) -> Path:
+def make_warm_start(students: Path, seed: int) -> Path:
     """Return the warm start of a seed, made once."""
     from rich.console import Console
 
@@ -134,15 +146,18 @@ def _run(cell: DemoCell, students: Path) -> DemoRow:
     started = time.process_time()
     row: DemoRow = dict(asdict(cell))
     with tempfile.TemporaryDirectory() as folder:
-        run = smoke_run(_student(students, cell.seed), Path(folder), algorithm, flags)
+        run = smoke_run(make_warm_start(students, cell.seed), Path(folder), algorithm, flags)
         trainer, report = anyio.run(lambda: train_here(run, evaluated=EVALUATED))
         lines = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
-    curve = [float(line["success_rate"]) for line in lines if line["event"] == "step"]
+    curve: list[float] = [float(line["success_rate"]) for line in lines if line["event"] == "step"]
     metrics = [report.metrics for report in trainer.reports]
     assert report is not None
     row |= {"success": report.success_rate or 0.0, "cpu_seconds": round(time.process_time() - started, 1)}
     ratios = [each["sample_ess_ratio"] for each in metrics if "sample_ess_ratio" in each]
     ages = [each["mean_staleness"] for each in metrics[len(metrics) // 2 :] if "mean_staleness" in each]
+    row["curve"] = [round(value, 3) for value in curve]
+    for name in ("log_ratio_positive", "fallen_fraction_negative", "sample_ess_ratio"):
+        row[name] = [round(each[name], 4) if name in each else None for each in metrics]
     if ratios:
         row["smallest_ess"] = min(ratios)
     if ages:  # steps of a collapsed policy train nothing

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from agentrl.algo.loss_batch import MAX_LOG_RATIO, Metric
 
+FALL = 0.2
+"""Fall of a token's probability since it was sampled that counts as one: the option `low` of `anchored` and `dppo_tv`."""
 MAX_SAMPLE_LOG_WEIGHT = 300.0
 """Log weights of whole samples are clamped to +-300, so that their squares add up in float64."""
 
@@ -76,6 +78,8 @@ _TOTALS = (
     "clipped_negative",
     "capped_positive",
     "capped_negative",
+    "moved_positive",
+    "fallen_negative",
     "fresh",
     "fresh_difference",
     "interrupted",
@@ -88,7 +92,17 @@ _TOTALS = (
 )
 _AGE_STARTS = (0, 1, 2, 3, 4, 8)
 _TURN_STARTS = (0, 1, 2, 3, 4, 8, 16)
-_AGE_TERMS = ("tokens", "weight", "weight_squared", "difference", "signed", "clipped", "capped")
+_AGE_TERMS = (
+    "tokens",
+    "weight",
+    "weight_squared",
+    "difference",
+    "signed",
+    "clipped",
+    "capped",
+    "negative",
+    "fallen_negative",
+)
 _TURN_TERMS = ("weight", "weighted_surprise")
 
 
@@ -207,6 +221,8 @@ def _described(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[s
     for sign in ("positive", "negative"):
         combined[f"clip_fraction_{sign}"] = mean(f"clipped_{sign}", sign)
         combined[f"cap_fraction_{sign}"] = mean(f"capped_{sign}", sign)
+    combined["log_ratio_positive"] = mean("moved_positive", "positive")
+    combined["fallen_fraction_negative"] = mean("fallen_negative", "negative")
     for name, which in (("logprob", "fresh"), ("interrupted", "interrupted_fresh")):
         if sums[which]:
             combined[f"mean_{name}_difference"] = mean(f"{which}_difference", which)
@@ -221,6 +237,7 @@ def measure(
     log_weight: Tensor,
     proximal: Tensor,
     ratio: Tensor,
+    moved: Tensor,
     advantages: Tensor,
     clipped: Tensor | None,
     capped: Tensor | None,
@@ -230,14 +247,15 @@ def measure(
 ) -> LossMetrics:
     """Return the diagnostics of [T] tokens.
 
-    `log_weight` is proximal - behavior, and `ratio` current / proximal. `clipped` and `capped` are bool: the tokens whose
-    loss or weight is limited; None: none is. `sample_log_weights` are [..] float64, the log weights current / behavior of
-    whole samples; minus infinity is no sample.
+    `log_weight` is proximal - behavior, `ratio` current / proximal, and `moved` current - behavior. `clipped` and `capped`
+    are bool: the tokens whose loss or weight is limited; None: none is. `sample_log_weights` are [..] float64, the log
+    weights current / behavior of whole samples; minus infinity is no sample.
     """
     weight = log_weight.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     difference = log_weight.abs()
     none = torch.zeros_like(log_weight, dtype=torch.bool)
     positive, negative = advantages > 0, advantages < 0
+    behavior = proximal - log_weight
     clipped = none if clipped is None else clipped
     capped = none if capped is None else capped
     fresh = none if marks.fresh is None else marks.fresh
@@ -255,6 +273,8 @@ def measure(
         "clipped_negative": negative & clipped,
         "capped_positive": positive & capped,
         "capped_negative": negative & capped,
+        "moved_positive": moved.masked_fill(~positive, 0.0),
+        "fallen_negative": negative & (behavior.exp() - (behavior + moved).exp() > FALL),
         "fresh": fresh,
         "fresh_difference": difference * fresh,
         "interrupted": interrupted,
@@ -262,10 +282,7 @@ def measure(
         "interrupted_fresh_difference": difference * (interrupted & fresh),
         "weighted_surprise": weight * -proximal,
     }
-    is_sample = sample_log_weights != -torch.inf
-    bounded = sample_log_weights.clamp(-MAX_SAMPLE_LOG_WEIGHT, MAX_SAMPLE_LOG_WEIGHT)
-    sample_weight = bounded.exp().masked_fill(~is_sample, 0.0)
-    samples = {"samples": is_sample, "sample_weight": sample_weight, "sample_weight_squared": sample_weight.square()}
+    samples = _sample_terms(sample_log_weights)
     zero = torch.zeros((), dtype=torch.float64, device=log_weight.device)
     totals = {name: term.sum(dtype=torch.float64) for name, term in (terms | samples).items()}
     totals["loss"] = loss.double()
@@ -274,6 +291,12 @@ def measure(
         sums=torch.cat([torch.stack([totals[name] for name in _TOTALS]), _breakdown_sums(terms, marks.ages, marks.turns)]),
         maxima=torch.stack([peaks[name].amax().double() if ratio.numel() else zero for name in MAXIMA]),
     )
+
+
+def _sample_terms(log_weights: Tensor) -> dict[str, Tensor]:
+    is_sample = log_weights != -torch.inf
+    weight = log_weights.clamp(-MAX_SAMPLE_LOG_WEIGHT, MAX_SAMPLE_LOG_WEIGHT).exp().masked_fill(~is_sample, 0.0)
+    return {"samples": is_sample, "sample_weight": weight, "sample_weight_squared": weight.square()}
 
 
 def _breakdown_sums(terms: Mapping[str, Tensor], ages: Tensor | None, turns: Tensor | None) -> Tensor:
@@ -287,7 +310,7 @@ def _breakdown_sums(terms: Mapping[str, Tensor], ages: Tensor | None, turns: Ten
 def _breakdown_figures(sums: Mapping[str, float]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for label in AGES:
-        tokens, weight, squared, difference, signed, clipped, capped = (
+        tokens, weight, squared, difference, signed, clipped, capped, negative, fallen = (
             sums[f"{term}_by_age.{label}"] for term in _AGE_TERMS
         )
         if tokens:
@@ -297,6 +320,8 @@ def _breakdown_figures(sums: Mapping[str, float]) -> dict[str, float]:
         if signed:
             figures[f"clip_fraction_by_age.{label}"] = clipped / signed
             figures[f"cap_fraction_by_age.{label}"] = capped / signed
+        if negative:
+            figures[f"fallen_fraction_by_age.{label}"] = fallen / negative
     for label in TURNS:
         weight, surprise = (sums[f"{term}_by_turn.{label}"] for term in _TURN_TERMS)
         if weight:

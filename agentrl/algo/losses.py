@@ -202,6 +202,46 @@ def dppo_tv(batch: LossBatch, options: DppoTvOptions) -> TokenLoss:
     return TokenLoss(loss=-batch.advantages * weight * batch.current_logprobs, clipped=outside)
 
 
+class AnchoredOptions(PpoOptions):
+    """Options of `anchored`."""
+
+    low: float = Field(default=0.2, gt=0, le=1)
+    """Fall of a token's probability since it was sampled at which a negative advantage stops counting."""
+    low_per_version: float | None = Field(default=None, gt=0, le=1)
+    """Allowed fall for each version of a token's age, fresh ones being of age 1, up to `low`; null: `low` at every age."""
+    plateau: bool = False
+    """Whether a negative advantage counts in full up to half of the allowed fall."""
+
+
+@row(
+    POLICY_LOSSES,
+    "anchored",
+    "-min(r A, clip(r, 1 - {clip_low}, 1 + {clip_high}) A), but -A sg(r s) log pi where A < 0, "
+    "s = clip(1 - (mu - pi) / {low}, -1, 1)",
+)
+def anchored(batch: LossBatch, options: AnchoredOptions) -> TokenLoss:
+    """`ppo` where A >= 0, else -A sg(r s) log pi with s = 1 - (mu - pi) / low, from -1 to 1.
+
+    Times the correction o / mu, a negative advantage has the gradient of |A| / (2 low mu) (pi - (mu - low))^2 where s is not
+    cut: the token falls by `low` since it was sampled, however many batches push it, and returns if it fell further. That is
+    half of the quadratic of DRPO (arXiv 2606.09821); PPO is the other. With a `plateau`, s = 2 (1 - (mu - pi) / low).
+    """
+    current = batch.current_logprobs.detach()
+    fall = batch.behavior_logprobs.exp() - current.exp()
+    allowed = current.new_tensor(options.low)
+    if options.low_per_version is not None:
+        allowed = (options.low_per_version * (1 + batch.ages).to(current.dtype)).clamp(max=options.low)
+    share = ((1 - fall / allowed) * (2 if options.plateau else 1)).clamp(-1.0, 1.0)
+    weight = share * importance_ratio(current, batch.proximal_logprobs)
+    rises, falls = ppo(batch, options), batch.advantages < 0
+    assert rises.clipped is not None
+    return TokenLoss(
+        loss=(-batch.advantages * weight * batch.current_logprobs).where(falls, rises.loss),
+        clipped=(share <= 0).where(falls, rises.clipped),
+        metrics={"turned": mean(falls & (share < 0))},
+    )
+
+
 class VespoOptions(Config):
     """Options of `vespo`."""
 

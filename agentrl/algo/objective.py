@@ -109,15 +109,17 @@ class Objective:
         self._check_metrics(own)
         faults += [own[name].value.detach().isnan().any().double() for name in self._metrics_of_user()]
         with torch.no_grad():
+            moved = batch.current_logprobs - batch.behavior_logprobs
             metrics = measure(
                 log_weight=proximal - batch.behavior_logprobs,
                 proximal=proximal,
                 ratio=importance_ratio(batch.current_logprobs, proximal),
+                moved=moved,
                 advantages=batch.advantages,
                 clipped=policy_loss.clipped,
                 capped=capped,
                 loss=loss,
-                sample_log_weights=_by_sample(batch.current_logprobs - batch.behavior_logprobs, batch.sample),
+                sample_log_weights=_by_sample(moved, batch.sample),
                 marks=marks or Marks(),
             )
         return LossOutput(loss, proximal, replace(metrics, own=own, faults=torch.stack(faults)))

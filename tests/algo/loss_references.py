@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from agentrl.algo.corrections import CapOptions, GeometricOptions, IcePopOptions, M2poMaskOptions, TruncateOptions
 from agentrl.algo.loss_batch import LossBatch
 from agentrl.algo.losses import (
+    AnchoredOptions,
     CispoOptions,
     DppoTvOptions,
     DualClipOptions,
@@ -40,6 +41,7 @@ class Token:
     value: float
     value_before: float
     target: float
+    age: int
 
     @property
     def ratio(self) -> float:
@@ -56,7 +58,7 @@ class Token:
 
 def tokens_of(batch: LossBatch) -> list[Token]:
     names = ("current_logprobs", "proximal_logprobs", "behavior_logprobs", "advantages", "turn", "sample")
-    more = ("entropy", "reference_logprobs", "values", "proximal_values", "value_targets")
+    more = ("entropy", "reference_logprobs", "values", "proximal_values", "value_targets", "ages")
     columns = [getattr(batch, name).tolist() for name in (*names, *more)]
     return [Token(*row) for row in zip(*columns, strict=True)]
 
@@ -102,6 +104,14 @@ def dppo_tv(t: Token, tokens: Sequence[Token], o: DppoTvOptions) -> float:
     if (t.advantage > 0 and moved > o.high) or (t.advantage <= 0 and moved < -o.low):
         return 0.0
     return -t.advantage * min(t.weight, o.cap) * t.current
+
+
+def anchored(t: Token, tokens: Sequence[Token], o: AnchoredOptions) -> float:
+    if t.advantage >= 0:
+        return ppo(t, tokens, o)
+    allowed = o.low if o.low_per_version is None else min(o.low, o.low_per_version * (1 + t.age))
+    left = 1 - (math.exp(t.behavior) - math.exp(t.current)) / allowed
+    return -t.advantage * clip(2 * left if o.plateau else left, -1, 1) * t.ratio * t.current
 
 
 def vespo(t: Token, tokens: Sequence[Token], o: VespoOptions) -> float:

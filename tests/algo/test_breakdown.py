@@ -61,13 +61,27 @@ def test_figures_by_age_worked_out_by_hand() -> None:
             "behavior_log_weight_mean_by_age.1": (math.log(3) + math.log(2)) / 2,
             "clip_fraction_by_age.1": 1 / 2,  # u = 0.5 with a negative advantage
             "cap_fraction_by_age.1": 1 / 2,  # w = 3
+            "fallen_fraction_by_age.1": 1.0,  # from e^-1 = 0.37 to a quarter of it
             "loss_tokens_by_age.8_up": 1,
             "effective_sample_size_by_age.8_up": 1.0,
             "behavior_log_weight_mean_by_age.8_up": math.log(4),
             "clip_fraction_by_age.8_up": 0.0,
             "cap_fraction_by_age.8_up": 1.0,
+            "fallen_fraction_by_age.8_up": 0.0,
         }
     )
+
+
+def test_the_movement_of_praised_and_of_blamed_tokens_worked_out_by_hand() -> None:
+    out = loss_of(
+        w=[1.0, 0.5, 1.0, 0.5, 1.0, 9.0],
+        u=[1.0, 0.5, 0.1, 0.9, 2.0, 9.0],
+        advantages=[1.0, 1.0, -1.0, -1.0, 0.0, 1.0],
+        mask=[True] * 5 + [False],
+    )
+    found = combine([out.metrics])
+    assert found["log_ratio_positive"] == pytest.approx(math.log(0.25) / 2)
+    assert found["fallen_fraction_negative"] == 1.0  # e^-1 falls to a tenth of it, and to 0.45 of it by 0.202
 
 
 def test_entropy_by_turn_worked_out_by_hand() -> None:

@@ -23,6 +23,7 @@ from tests.algo import loss_references
 
 VARIANTS: Mapping[str, Sequence[Mapping[str, object]]] = {
     "gspo": ({}, {"segment": "sample"}, {"clip_low": 0.2, "clip_high": 0.2}),
+    "anchored": ({}, {"low": 0.05}, {"plateau": True}, {"low_per_version": 0.05}),
     "vespo": ({}, {"segment": "turn"}),
     "m2po": ({}, {"budget": 0.4}, {"budget": 4.0}, {"least_low": 0.01, "least_high": 0.01, "budget": 0.01}),
     "kl": ({}, {"k": 1}, {"k": 3}),
@@ -85,6 +86,7 @@ GOLDEN: Mapping[str, Sequence[float]] = {
     "cispo": [1.491825, 2.210342, -0.898658],
     "sapo": [-4.96429, -4.210148, 1.368936],
     "dppo_tv": [0.0, 2.0, 0.0],
+    "anchored": [-2.4, -2.210342, 0.898658],
     "vespo": [1.165984, 2.331967, -0.815074],
     "topr": [1.0, 2.0, -0.403793],
     "kimi": [1.05, 2.0, -1.872],

@@ -282,6 +282,7 @@ def test_diagnostics_equal_their_definitions(seed: int) -> None:
     )
     log_w = (case.proximal - case.behavior)[kept]
     w, u, a = log_w.exp(), (case.current - case.proximal).exp()[kept], case.advantages[kept]
+    moved, behavior = (case.current - case.behavior)[kept], case.behavior[kept]
     young, cut = log_w[fresh[kept]].abs(), log_w[(fresh & interrupted)[kept]].abs()
 
     def share(of: Tensor, among: Tensor) -> float:
@@ -309,6 +310,8 @@ def test_diagnostics_equal_their_definitions(seed: int) -> None:
         "clip_fraction_negative": share(u < 0.8, a < 0),
         "cap_fraction_positive": share(w > 2.0, a > 0),
         "cap_fraction_negative": share(w > 2.0, a < 0),
+        "log_ratio_positive": float(moved[a > 0].mean()) if (a > 0).any() else 0.0,
+        "fallen_fraction_negative": share(behavior.exp() - (behavior + moved).exp() > 0.2, a < 0),
         "entropy": float((w * -case.proximal[kept]).sum() / w.sum()),
         "sample_ess_ratio": float((u * w).sum() ** 2 / (len(w) * ((u * w) ** 2).sum())),  # each token is a sample
         "by_slot.mask.kept": float((w <= 2.0).double().mean()),

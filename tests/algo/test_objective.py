@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from agentrl.algo.loss_batch import LossBatch, LossTotals, Metric, TokenLoss, We
 from agentrl.algo.loss_metrics import MAXIMA, SUMS, LossMetrics, combine
 from agentrl.algo.losses import (
     LOWEST_LOG_WEIGHT,
+    AnchoredOptions,
     CispoOptions,
     DppoTvOptions,
     DualClipOptions,
@@ -22,6 +24,7 @@ from agentrl.algo.losses import (
     M2poOptions,
     PpoOptions,
     VespoOptions,
+    anchored,
     cispo,
     dppo_tv,
     dual_clip,
@@ -206,6 +209,23 @@ def test_dppo_bounds_the_weight_of_a_token_that_stays() -> None:
     rare = tokens([1.0, -1.0], current=[math.log(0.02)] * 2, behavior=[math.log(0.002)] * 2)
     found = dppo_tv(rare, DppoTvOptions(low=0.1, high=0.1, cap=4.0))
     assert found.loss.tolist() == pytest.approx([-4 * math.log(0.02), 4 * math.log(0.02)])
+
+
+def test_anchored_turns_a_token_that_fell_too_far_and_leaves_one_that_rises_to_ppo() -> None:
+    def gradients(options: AnchoredOptions, ages: Sequence[int] = (0, 0, 0, 0)) -> list[float]:
+        falls = [0.0, 0.1, 0.2, 0.5]
+        current = [math.log(0.9 - fall) for fall in falls]
+        batch = tokens([-1.0] * 4, current=current, proximal=current, behavior=[math.log(0.9)] * 4)
+        anchored(replace(batch, ages=torch.tensor(ages)), options).loss.sum().backward()
+        assert batch.current_logprobs.grad is not None
+        return batch.current_logprobs.grad.tolist()
+
+    assert gradients(AnchoredOptions()) == pytest.approx([1.0, 0.5, 0.0, -1.0], abs=1e-6)
+    assert gradients(AnchoredOptions(plateau=True)) == pytest.approx([1.0, 1.0, 0.0, -1.0], abs=1e-6)
+    by_age = AnchoredOptions(low_per_version=0.1)
+    assert gradients(by_age, ages=(0, 0, 1, 9)) == pytest.approx([1.0, 0.0, 0.0, -1.0], abs=1e-6)
+    rising = tokens([1.0], current=[-0.5])
+    assert anchored(rising, AnchoredOptions()).loss.tolist() == ppo(rising, PpoOptions()).loss.tolist()
 
 
 def test_cispo_cuts_the_ratio_from_above_and_keeps_the_gradient() -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 from agentrl_workflows.calculator.expert import Demonstrator, write_demonstrations
 from agentrl_workflows.calculator.tokenizer import write_tokenizer
 from agentrl_workflows.demo.model import write_random_model
-from agentrl_workflows.demo.recipe import DemoRecipe, EpisodeSplit
+from agentrl_workflows.demo.recipe import EpisodeSplit
+from agentrl_workflows.demo.warm_start import WarmStartRecipe
 
 _BUSY = EpisodeSplit(metric="busy", field="busy_error", without="no busy error", having="had a busy error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalculatorRecipe(DemoRecipe):
+class CalculatorRecipe(WarmStartRecipe):
     """One variant of the calculator demo."""
 
     title: str = "Calculator agent"

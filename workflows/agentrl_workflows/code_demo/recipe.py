@@ -12,11 +12,11 @@ from pathlib import Path
 from agentrl_workflows.code_demo.expert import CodeDemonstrator, code_demonstrations
 from agentrl_workflows.code_demo.tokenizer import write_code_tokenizer
 from agentrl_workflows.demo.model import write_random_model
-from agentrl_workflows.demo.recipe import DemoRecipe
+from agentrl_workflows.demo.warm_start import WarmStartRecipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodeRecipe(DemoRecipe):
+class CodeRecipe(WarmStartRecipe):
     """One variant of the code demo."""
 
     title: str = "Code agent"

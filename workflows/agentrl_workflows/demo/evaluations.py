@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from agentrl.config import RunConfig
 from agentrl.engine.evaluate import EvalReport, evaluate_policy
 from agentrl.inference.launch.pool import launch_pool
 from agentrl.tokens.renderer import Renderer
 from agentrl.types import Task
 from agentrl.workflow import load_workflow
+from agentrl_workflows.demo.progress import episode_progress
 from agentrl_workflows.demo.recipe import DemoRecipe
 
 
@@ -57,10 +55,7 @@ async def evaluate_checkpoint(
     async def one(limit: int, greedy: bool) -> EvalReport:
         workflow = load_workflow(run.workflow, {**run.workflow_args, recipe.limit_argument: limit})
         label = f"{'greedy' if greedy else 'sampled'}, at most {limit} {recipe.limit_unit}s"
-        columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        console = Console(stderr=True)
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            bar = progress.add_task(label, total=recipe.eval_episodes)
+        with episode_progress(label, recipe.eval_episodes) as advance:
             return await evaluate_policy(
                 workflow,
                 tasks,
@@ -70,12 +65,14 @@ async def evaluate_checkpoint(
                 sampling=run.sampling,
                 episodes=recipe.eval_episodes,
                 greedy=greedy,
-                on_episode=lambda _episode: progress.advance(bar),
+                on_episode=lambda _episode: advance(),
             )
 
     log_dir = run.run_dir / "logs" / "evaluation"
+    servers = max(recipe.eval_servers, run.inference.servers)
+    inference = run.resolved_inference.model_copy(update={"servers": servers})
     async with launch_pool(
-        run.resolved_inference, model_path=checkpoint, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=log_dir
+        inference, model_path=checkpoint, vocab_size=renderer.vocab_size, seed=run.seed, log_dir=log_dir
     ) as pool:
         greedy = await one(max(limits), True)
         return Evaluations(greedy=greedy, by_limit={limit: await one(limit, False) for limit in limits})

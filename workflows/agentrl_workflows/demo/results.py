@@ -86,7 +86,7 @@ def print_table(
     count = len(after.sampled.episodes)
     table = Table(title=f"success on {count} held-out tasks", title_justify="left")
     table.add_column("")
-    for column in ("warm start", "after RL"):
+    for column in (recipe.start, "after RL"):
         table.add_column(column, justify="right")
     for label, first, second in (("sampled", before.sampled, after.sampled), ("greedy", before.greedy, after.greedy)):
         table.add_row(label, rate_text(first.success_rate), rate_text(second.success_rate), style="bold")
@@ -101,7 +101,7 @@ def print_table(
     for metric, label in recipe.metrics.items():
         table.add_row(label, *(rate_text(mean_metric(each, metric)) for each in (before, after)))
     console.print(table)
-    for when, failures in (("warm start", before.failures), ("after RL", after.failures)):
+    for when, failures in ((recipe.start, before.failures), ("after RL", after.failures)):
         if failures:
             console.print(f"{when}: {sum(failures.values())} evaluation episodes failed and are in no rate: {failures}")
     minutes = summary["wall_seconds"] / 60

@@ -1,6 +1,6 @@
-"""One run of a demo: warm start, evaluation, reinforcement learning through the public path, evaluation.
+"""One run of a demo: its model, evaluation, reinforcement learning through the public path, evaluation.
 
-Invariant: the numbers in the table come from held-out tasks, which neither the demonstrations nor training contain.
+Invariant: the numbers in the table come from held-out tasks, which neither training nor demonstrations contain.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from agentrl_workflows.demo.curve import draw_curve
 from agentrl_workflows.demo.evaluations import evaluate_checkpoint
 from agentrl_workflows.demo.recipe import DemoRecipe
 from agentrl_workflows.demo.results import print_table, rate_text, summary_fields
-from agentrl_workflows.demo.warm_start import make_student
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ def run_demo(
     overrides: Sequence[str] = (),
     console: Console | None = None,
 ) -> DemoResult:
-    """Run warm start, evaluation, reinforcement learning and evaluation; write and return the summary.
+    """Make the model, evaluate it, train it and evaluate it again; write and return the summary.
 
     `overrides` are command-line flags. An existing run directory of the same name is replaced.
     """
@@ -60,18 +59,19 @@ def run_demo(
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ConfigError(f"--name {name!r}: expected letters, digits, dots, dashes and underscores")
     folder = runs_dir / name
-    run = _run_config(recipe, seed, runs_dir, name, folder / "warm-start", overrides)
+    run = _run_config(recipe, seed, runs_dir, name, recipe.model_path(folder), overrides)
     if run.inference.urls:
-        raise ConfigError("inference.urls: the demo starts its own servers for the models it makes; remove this field")
+        raise ConfigError("inference.urls: the demo starts its own servers for the models it has; remove this field")
     if run.inference.backend == "sglang":
         find_sglang_python(run.inference)  # fails now, not after the warm start
     anyio.run(_open_workflow, run)  # as does a workflow whose sandbox this machine does not have
     held_out = load_held_out(run.tasks)
+    recipe.fetch(console)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    student = make_student(recipe, seed, folder, console)
-    console.rule("before: the warm start on held-out tasks")
-    before = run_watched(partial(evaluate_checkpoint, run, student, recipe, held_out, recipe.limits_before))
+    model = recipe.make_model(folder, seed, console)
+    console.rule(f"before: the {recipe.start} on held-out tasks")
+    before = run_watched(partial(evaluate_checkpoint, run, model, recipe, held_out, recipe.limits_before))
     sampled, greedy = rate_text(before.sampled.success_rate), rate_text(before.greedy.success_rate)
     console.print(f"sampled {sampled}, greedy {greedy}")
     console.rule("reinforcement learning")
@@ -82,6 +82,7 @@ def run_demo(
     summary = {
         **summary_fields(recipe, before, after, report),
         "seed": seed,
+        "dtype": run.trainer.dtype,
         "wall_seconds": time.perf_counter() - begin,
         "rl_seconds": report.wall_seconds,
     }
@@ -100,7 +101,7 @@ def _run_config(
         "seed": seed,
         "model.path": model,
         "tasks.factory_args.seed": seed,
-        **recipe.overrides,
+        **recipe.settings(),
     }
     flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     return load_config(recipe.run_file, [*flags, *overrides])

@@ -5,6 +5,8 @@ Invariant: the student has seen nothing but the demonstrations that its recipe w
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -14,8 +16,43 @@ from agentrl.tokens.renderer import Renderer
 from agentrl.trainer.config import SftConfig
 from agentrl_workflows.demo.recipe import DemoRecipe
 
+_FOLDER = "warm-start"
 
-def make_student(recipe: DemoRecipe, seed: int, folder: Path, console: Console) -> Path:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStartRecipe(DemoRecipe):
+    """A demo that begins with a warm start; a subclass says how to write the student and its demonstrations."""
+
+    start: str = "warm start"
+    num_demonstrations: int
+    sft_steps: int
+    sft_conversations: int = 24
+    """Conversations of one warm-start step."""
+    sft_lr: float = 5e-3
+    """AdamW: embeddings and norms."""
+    sft_muon_lr: float = 0.02
+    """Muon: matrices."""
+    sft_threads: int = 1
+    device: str = "cpu"
+
+    @abstractmethod
+    def write_student(self, folder: Path, seed: int) -> None:
+        """Write a tokenizer and a model with random weights to `folder`, which does not exist yet."""
+
+    @abstractmethod
+    def write_demonstrations(self, path: Path, seed: int) -> None:
+        """Write `num_demonstrations` conversations on training tasks to `path`, one `{"messages": [...]}` a line."""
+
+    def model_path(self, folder: Path) -> Path:
+        """Return where the warm start goes."""
+        return folder / _FOLDER
+
+    def make_model(self, folder: Path, seed: int, console: Console) -> Path:
+        """Make the warm start."""
+        return make_student(self, seed, folder, console)
+
+
+def make_student(recipe: WarmStartRecipe, seed: int, folder: Path, console: Console) -> Path:
     """Write tokenizer, random model and demonstrations to `folder`, train on them, and return the checkpoint."""
     console.rule(f"warm start: {recipe.sft_steps} steps on {recipe.num_demonstrations} demonstrations")
     student, data = folder / "random-model", folder / "demonstrations.jsonl"
@@ -32,8 +69,6 @@ def make_student(recipe: DemoRecipe, seed: int, folder: Path, console: Console) 
         device=recipe.device,
         seed=seed,
     )
-    report = run_sft_with_progress(
-        student, folder / "warm-start", config, encode_conversations(data, Renderer.load(student))
-    )
+    report = run_sft_with_progress(student, folder / _FOLDER, config, encode_conversations(data, Renderer.load(student)))
     console.print(f"loss {report.first_loss:.3f} -> {report.last_loss:.3f} nats per token in {report.seconds:.0f} s")
-    return folder / "warm-start"
+    return folder / _FOLDER

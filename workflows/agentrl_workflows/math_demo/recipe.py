@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl_workflows.demo.model import write_random_model
-from agentrl_workflows.demo.recipe import DemoRecipe
 from agentrl_workflows.demo.tokenizer import ROLE_PHRASES, write_phrase_tokenizer
+from agentrl_workflows.demo.warm_start import WarmStartRecipe
 from agentrl_workflows.math_demo.expert import Habits, write_answers
 from agentrl_workflows.math_demo.problems import GAINS, LOSSES, MAX_CHANGE, MAX_START, NAMES, THINGS
 from agentrl_workflows.math_feedback import FEEDBACK
@@ -30,7 +30,7 @@ MATH_PHRASES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MathRecipe(DemoRecipe):
+class MathRecipe(WarmStartRecipe):
     """One variant of the math demo."""
 
     title: str = "Math with feedback"

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl_workflows.demo.model import write_random_model
-from agentrl_workflows.demo.recipe import DemoRecipe
+from agentrl_workflows.demo.warm_start import WarmStartRecipe
 from agentrl_workflows.terminal_demo.expert import NoteReader, note_demonstrations
 from agentrl_workflows.terminal_demo.tokenizer import write_terminal_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TerminalRecipe(DemoRecipe):
+class TerminalRecipe(WarmStartRecipe):
     """One variant of the terminal demo."""
 
     title: str = "Terminal agent"
@@ -39,11 +39,15 @@ class TerminalRecipe(DemoRecipe):
 
 TERMINAL = TerminalRecipe(
     reader=NoteReader(p_hasty=0.75),
-    num_demonstrations=6_000,
-    sft_steps=500,
+    num_demonstrations=24_000,
+    sft_steps=2_000,
     eval_episodes=96,
 )
-"""The headline variant: the demonstrator's most likely first command reads nothing."""
+"""The headline variant: the demonstrator's most likely first command reads nothing.
+
+With a quarter of these demonstrations some seeds copy the note that they read in one case of five, and reinforcement
+learning teaches to read it, and little more.
+"""
 
 TERMINAL_SMOKE = TerminalRecipe(
     reader=NoteReader(p_hasty=0.5),

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial, wraps
 from types import ModuleType
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
 
 from agentrl.client import Client
 from agentrl.episode.checks import check_reward
@@ -97,9 +97,28 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
         """Return the reply of a policy that solves the task, for `agentrl validate`; by default the field `reference`.
 
         One text answers every call of the episode; a list has one text for each. A workflow plays the task by itself, inside
-        `opened` of this one. None: the solution is not known.
+        `opened` of this one, and may tell its `shortfall`. None: the solution is not known.
         """
         return task.data.get("reference")
+
+    def check_tasks(self, tasks: Sequence[Task]) -> Sequence[str]:
+        """Refuse tasks that cannot be played, before anything starts; return remarks on the others, for the plan.
+
+        Tasks of sources that never end are not among them. By default all can be played.
+
+        Raises:
+            ConfigError: one cannot be played with the arguments of this workflow.
+        """
+        del tasks
+        return ()
+
+    def refusal(self, task: Task) -> str:
+        """Return why `check_tasks` refuses a task, in words that fit other tasks with the same fault; empty: it does not.
+
+        Sources with `unreadable: skip` leave such tasks out, before `check_tasks` sees them.
+        """
+        del task
+        return ""
 
     def guess(self, task: Task) -> str | None:
         """Return a reply that knows nothing, for `agentrl validate`: it names the tasks where this earns something."""
@@ -118,6 +137,16 @@ class RolloutWorkflow(ABC):  # noqa: B024 - subclasses have abstract methods
         if returned is None and client.episode.final_reward is not None:
             return client.close(StopReason.COMPLETED)
         return client.close(StopReason.COMPLETED, final_reward=check_reward(returned, f"{self.name}.run, task {task.id}"))
+
+
+@runtime_checkable
+class TellsShortfall(Protocol):
+    """A workflow that `RolloutWorkflow.reference` returned, and that knows why it was not paid in full."""
+
+    @property
+    def shortfall(self) -> str:
+        """The reason, such as the last words of a task's tests; empty where there is none."""
+        ...
 
 
 class GroupWorkflow(RolloutWorkflow):

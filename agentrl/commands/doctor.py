@@ -28,7 +28,8 @@ from agentrl.commands.running import Overrides, describe_error
 from agentrl.commands.train import load_renderer
 from agentrl.commands.trial import EPISODES, Trial, describe_trainer, describe_trial, play_trial, start_trainer
 from agentrl.config import RunConfig, load_config
-from agentrl.data.load import load_tasks
+from agentrl.data.load import TaskSets, load_tasks
+from agentrl.data.playable import playable_tasks
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.anywhere import with_device
@@ -48,6 +49,7 @@ from agentrl.processes.watchdog.loop import run_watched
 from agentrl.processes.watchdog.signals import interrupt_note
 from agentrl.support.companions import companion_names, load_companion
 from agentrl.support.foreign import visible
+from agentrl.tokens.renderer import Renderer
 from agentrl.workflow import RolloutWorkflow, load_workflow
 
 _Result = TypeVar("_Result")
@@ -236,7 +238,7 @@ def _check_run_parts(report: CheckReport, run: RunConfig) -> None:
     )
     trial: Trial | None = None
     if tasks is not None and workflow is not None and renderer is not None:
-        play = partial(play_trial, run, tasks, workflow, renderer)
+        play = partial(_play_some, run, tasks, workflow, renderer)
         with report.console.status(f"playing {EPISODES} episodes"):
             trial = report.check("episodes", lambda: _run_with_watchdog(run, play), describe_trial)
     if renderer is not None and run.cluster.launcher != "local":
@@ -245,6 +247,10 @@ def _check_run_parts(report: CheckReport, run: RunConfig) -> None:
         start = partial(start_trainer, run, trial)
         with report.console.status("starting the trainer"):
             report.check("trainer", lambda: _run_with_watchdog(run, start), partial(describe_trainer, run, trial=trial))
+
+
+async def _play_some(run: RunConfig, tasks: TaskSets, workflow: RolloutWorkflow, renderer: Renderer) -> Trial:
+    return await play_trial(run, playable_tasks(tasks, run.tasks, workflow.refusal), workflow, renderer)
 
 
 def _check_companions(report: CheckReport, run: RunConfig, workflow: RolloutWorkflow) -> None:

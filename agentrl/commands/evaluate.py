@@ -25,6 +25,7 @@ from agentrl.commands.running import Overrides, check_writable, load_run, run_jo
 from agentrl.commands.train import load_renderer
 from agentrl.config import RunConfig
 from agentrl.data.load import load_held_out
+from agentrl.data.playable import playable_held_out
 from agentrl.engine.evaluate import EvalReport, evaluate_policy, evaluate_with
 from agentrl.episode.summary import is_success
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
@@ -131,6 +132,7 @@ async def evaluate_target(
     if not tasks:
         raise ConfigError("tasks: there are no held-out tasks; set tasks.eval")
     workflow = load_workflow(run.workflow, run.workflow_args)
+    tasks = playable_held_out(tasks, run.tasks, workflow.refusal)
     if samples is None:
         count = run.engine.eval_episodes if episodes is None else episodes
     else:
@@ -187,10 +189,12 @@ async def play_episodes(
     `on_episode` is called with each episode as it ends.
 
     Raises:
+        ConfigError: the workflow refuses a task.
         ServerError: no server could be started or reached.
 
     Cancellation: ends episodes and servers.
     """
+    workflow.check_tasks(tasks)
     with EpisodeBar(count) as advance:
 
         def tell(episode: Trajectory) -> None:

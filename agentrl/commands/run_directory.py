@@ -10,10 +10,10 @@ import logging
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 import orjson
 import yaml
@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from agentrl.commands.running import describe_error
 from agentrl.config import RunConfig
 from agentrl.data.config import TasksConfig
+from agentrl.data.left_out import LeftOutTask
 from agentrl.data.load import TaskSets, write_task_files
 from agentrl.engine.parts import BEGUN_RUN, RunState
 from agentrl.engine.report import RunReport, Totals
@@ -43,6 +44,9 @@ Existing: TypeAlias = Literal["error", "replace", "use", "resume"]
 """The treatment of an existing run directory: refuse it, delete it, write into it, or resume from its newest checkpoint."""
 
 
+_LEFT_OUT: Final = "left_out_tasks.jsonl"
+
+
 class RunObjects(NamedTuple):
     """A workflow and tasks that a Python program gives as objects."""
 
@@ -51,8 +55,17 @@ class RunObjects(NamedTuple):
     """None: those that the run names. Others are written into the run directory, where the run's config names them."""
 
 
-def prepare_directory(plan: Plan, existing: Existing, objects: RunObjects | None, step: int) -> None:
-    """Make the directory of a run that begins after `step` steps, and write its run file, plan and tasks.
+def prepare_directory(
+    plan: Plan,
+    existing: Existing,
+    objects: RunObjects | None,
+    step: int,
+    remarks: Sequence[str] = (),
+    left_out: Sequence[LeftOutTask] = (),
+) -> None:
+    """Make the directory of a run that begins after `step` steps, and write its run file, plan, tasks and `left_out` ones.
+
+    The plan has the `remarks` of the workflow on the tasks.
 
     Raises:
         ConfigError: it exists, would be deleted with a file that the run reads, or cannot be written.
@@ -71,13 +84,22 @@ def prepare_directory(plan: Plan, existing: Existing, objects: RunObjects | None
             shutil.rmtree(folder)
         make_private(folder)
         (folder / "config.yaml").write_text(resolved_yaml(run))
-        (folder / "plan.txt").write_text(describe_plan(plan) + "\n")
+        (folder / "plan.txt").write_text(describe_plan(plan, remarks, left_out) + "\n")
+        _write_left_out(folder / _LEFT_OUT, left_out)
         if run.cluster.split is not None:
             record_split(run, step)
         if objects is not None and objects.tasks is not None:
             write_task_files(folder, objects.tasks.train.finite, objects.tasks.evaluation)
     except OSError as error:
         raise ConfigError(f"cannot write the run directory {folder}: {error.strerror}") from error
+
+
+def _write_left_out(file: Path, left_out: Sequence[LeftOutTask]) -> None:
+    """Write a line for each task that cannot be read; no file where there is none."""
+    if left_out:
+        file.write_bytes(b"".join(orjson.dumps(task._asdict()) + b"\n" for task in left_out))
+    else:
+        file.unlink(missing_ok=True)  # of the run before it was resumed
 
 
 def _task_files(run: RunConfig) -> dict[str, str | None]:

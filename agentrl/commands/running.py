@@ -58,6 +58,9 @@ def run_command(command: Callable[[], object]) -> None:
         with sigterm_raises():
             command()
     except KeyboardInterrupt as interrupt:
+        # Python, as `python -m`, ends by a signal of its own once an interrupt has left an `exec`, as dataclasses have one;
+        # the next `exec` takes that back.
+        exec("")
         sys.exit(print_interrupt(interrupt))
     except BrokenPipeError:
         if not _reader_left():

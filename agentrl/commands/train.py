@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from agentrl.commands.run_directory import (
 from agentrl.commands.running import Overrides, load_run, run_job
 from agentrl.config import RunConfig
 from agentrl.data.load import TaskSets, load_tasks
+from agentrl.data.playable import playable_tasks
 from agentrl.engine.engine import Engine
 from agentrl.engine.parts import NEW_RUN, EngineParts, GroupSource
 from agentrl.engine.report import RunReport
@@ -42,7 +43,7 @@ from agentrl.inference.pool.pool import ServerPool
 from agentrl.observe.progress import Progress, make_progress
 from agentrl.observe.runs.run_lock import run_lock
 from agentrl.observe.trackers.base import Tracker
-from agentrl.plan.checks import missing_here, reward_warnings
+from agentrl.plan.checks import left_out_here, missing_here, reward_warnings, task_remarks
 from agentrl.plan.plan import Plan, plan_run
 from agentrl.plan.text import describe_plan, resolved_yaml
 from agentrl.plan.trackers import load_trackers, make_feed
@@ -84,14 +85,20 @@ def train_command(
         raise ConfigError("--replace deletes the run that --resume would continue; pass only one of them")
     run = load_run(config, overrides)
     if dry_run:
+        from agentrl.plan.model_defaults import toy_values  # a run that trains does not enter it
+
         plan = plan_run(run, resumes=resume)
-        missing = missing_here(plan)
-        lacks = "".join(
-            [f"error: {line}\n" for line in plan.problems] + [f"not on this machine: {line}\n" for line in missing]
-        )
-        warnings = "".join(f"warning: {line}\n" for line in reward_warnings(plan.run))
-        print(f"{describe_plan(plan)}\n\n{resolved_yaml(plan.run)}{warnings}{lacks}", end="")
-        sys.exit(1 if plan.problems or missing else 0)
+        missing, problems, remarks = missing_here(plan), list(plan.problems), list[str]()
+        try:
+            remarks = task_remarks(plan.run)
+        except ConfigError as error:
+            problems.append(str(error))
+        lacks = "".join([f"error: {line}\n" for line in problems] + [f"not on this machine: {line}\n" for line in missing])
+        doubts = [*reward_warnings(plan.run), *toy_values(plan.run, plan.model)]
+        warnings = "".join(f"warning: {line}\n" for line in doubts)
+        said = describe_plan(plan, remarks, left_out_here(plan.run))
+        print(f"{said}\n\n{resolved_yaml(plan.run)}{warnings}{lacks}", end="")
+        sys.exit(1 if problems or missing else 0)
     existing = "replace" if replace else "resume" if resume else "error"
     job = partial(train_run, run, existing=existing, accept_changed_tasks=accept_changed_tasks, may_exit=True)
     run_job(job, partial(describe_interrupted_run, run))
@@ -108,6 +115,8 @@ class Parts(NamedTuple):
     tasks: TaskSets
     workflow: RolloutWorkflow
     trackers: Mapping[str, Tracker]
+    remarks: Sequence[str]
+    """Of the workflow, on the tasks."""
 
 
 def load_parts(plan: Plan, objects: RunObjects | None = None) -> Parts:
@@ -126,9 +135,11 @@ def load_parts(plan: Plan, objects: RunObjects | None = None) -> Parts:
     trackers = load_trackers(run) if run.track else {}
     renderer = load_renderer(run, run.model.directory)
     tasks = load_tasks(run.tasks) if objects is None or objects.tasks is None else objects.tasks
-    check_tasks_travel(run, tasks)
     workflow = load_workflow(run.workflow, run.workflow_args) if objects is None else objects.workflow
-    return Parts(renderer, tasks, workflow, trackers)
+    if run.tasks.skips_unreadable and (objects is None or objects.tasks is None):
+        tasks = playable_tasks(tasks, run.tasks, workflow.refusal)
+    check_tasks_travel(run, tasks)
+    return Parts(renderer, tasks, workflow, trackers, workflow.check_tasks(tasks.finite))
 
 
 def load_renderer(run: RunConfig, model: str | Path) -> Renderer:
@@ -235,7 +246,8 @@ async def _train_once(
                 checkpoint = find_checkpoint(run, parts.tasks, accept_changed_tasks, may_begin=may_begin)
             if checkpoint is not None and checkpoint.is_complete(run):
                 return conclude_complete(run, checkpoint)
-            prepare_directory(plan, existing, objects, 0 if checkpoint is None else checkpoint.state.step)
+            step = 0 if checkpoint is None else checkpoint.state.step
+            prepare_directory(plan, existing, objects, step, parts.remarks, parts.tasks.left_out)
         try:
             async with (
                 watched(on_exit=conclude if may_exit else None) as watch,

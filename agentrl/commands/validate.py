@@ -22,7 +22,9 @@ from typing import Final, TypeAlias, cast
 from agentrl.commands.evaluate import EpisodeBar
 from agentrl.commands.running import Overrides, load_run, run_job
 from agentrl.config import RunConfig
+from agentrl.data.left_out import LeftOutTask, left_out_rows
 from agentrl.data.load import load_tasks
+from agentrl.data.playable import playable_tasks
 from agentrl.engine.evaluate import evaluate_with
 from agentrl.errors import ConfigError, RequestRejected
 from agentrl.rollout.episode import run_policy_episode
@@ -30,7 +32,7 @@ from agentrl.rollout.scripted_policy import UNLIMITED, ScriptedPolicy
 from agentrl.servers.scripted.server import ScriptedCall
 from agentrl.support.foreign import visible
 from agentrl.types import StopReason, Task, Trajectory
-from agentrl.workflow import REWARD_MARGIN, GroupWorkflow, RolloutWorkflow, load_workflow
+from agentrl.workflow import REWARD_MARGIN, GroupWorkflow, RolloutWorkflow, TellsShortfall, load_workflow
 
 _MAX_TURNS: Final = 64
 """Model calls of an episode of a run that sets no `rollout.max_turns`: a workflow may wait for a reply that never comes."""
@@ -106,6 +108,8 @@ class ValidationReport:
     """By set, `train` and `held-out`."""
     findings: list[Finding] = field(default_factory=list[Finding])
     prompts_compared: bool = True
+    unreadable: tuple[LeftOutTask, ...] = ()
+    """Tasks that `unreadable: skip` leaves out."""
 
 
 class TaskValidation:
@@ -118,12 +122,14 @@ class TaskValidation:
     def __init__(self, run: RunConfig, *, limit: int | None = None) -> None:
         if limit is not None and limit < 1:
             raise ConfigError(f"--limit {limit}: expected at least 1; omit it to check all tasks")
-        loaded = load_tasks(run.tasks)
+        read = load_tasks(run.tasks)
+        self._workflow = load_workflow(run.workflow, run.workflow_args)
+        loaded = playable_tasks(read, run.tasks, self._workflow.refusal)
         endless = loaded.train.is_endless
         train = loaded.train.first(limit or _ENDLESS_LIMIT) if endless else loaded.train.finite
         whole = {"train": train, "held-out": loaded.evaluation}
-        self._workflow = load_workflow(run.workflow, run.workflow_args)
         self._sets = {name: tasks if limit is None else tasks[:limit] for name, tasks in whole.items() if tasks}
+        self._workflow.check_tasks([task for tasks in self._sets.values() for task in tasks])
         self._references = {name: _references(self._workflow, tasks) for name, tasks in self._sets.items()}
         self._guesses = {name: _workflow_guesses(self._workflow, tasks) for name, tasks in self._sets.items()}
         self._replies: dict[str, _Replies] = {}
@@ -146,7 +152,9 @@ class TaskValidation:
         )
         counts = {name: SetCounts(len(tasks), len(whole[name]) - len(tasks)) for name, tasks in self._sets.items()}
         counts["train"].endless = endless
-        self._report = ValidationReport(counts=counts, prompts_compared=self._workflow.prompt_is_task)
+        self._report = ValidationReport(
+            counts=counts, prompts_compared=self._workflow.prompt_is_task, unreadable=loaded.left_out
+        )
 
     async def check(self) -> ValidationReport:
         """Play all tasks behind a progress bar and return what is found."""
@@ -188,7 +196,7 @@ class TaskValidation:
             if self._is_full(episode):
                 counts.full += 1
             else:
-                expected = f"expected {self._workflow.full_reward:g}"
+                expected = f"expected {self._workflow.full_reward:g}{_shortfall_of(references[task.id])}"
                 self._find(FindingKind.REFERENCE, name, task, f"{_ending_of(episode)}; {expected}")
 
     async def _check_empty(self, name: str, advance: _Advance) -> None:
@@ -250,6 +258,8 @@ def print_validation(report: ValidationReport) -> bool:
         parts += [f"{counts.left_out} beyond the limit"] if counts.left_out else []
         parts += ["the first of tasks that never end"] if counts.endless else []
         print(f"{name:<9} {', '.join(parts)}")
+    for number, row in enumerate(left_out_rows(report.unreadable)):
+        print(visible(f"{'' if number else 'left out':<9} {row}"))
     if not report.prompts_compared:
         print("prompts   not compared: the workflow has prompt_is_task = False")
     shown = Counter[FindingKind]()
@@ -290,6 +300,11 @@ def _workflow_guesses(workflow: RolloutWorkflow, tasks: Sequence[Task]) -> dict[
     if isinstance(workflow, GroupWorkflow):
         return {}
     return {task.id: guess for task in tasks if (guess := workflow.guess(task)) is not None}
+
+
+def _shortfall_of(reference: object) -> str:
+    """Return what a workflow that played with the solution says of a reward below full, if it says anything."""
+    return f"; {reference.shortfall}" if isinstance(reference, TellsShortfall) and reference.shortfall else ""
 
 
 def _ending_of(episode: Trajectory) -> str:

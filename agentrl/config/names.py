@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.support.companions import ModelFile
 
 SCHEME: Final = "hf://"
 _NAME: Final = re.compile(
@@ -57,13 +60,33 @@ def parse_hub_name(text: str, kind: RepoKind = "model") -> HubName:
     return HubName("dataset" if found["datasets"] else kind, found["repo"], found["revision"], found["file"])
 
 
-def local_model(path: str) -> str:
-    """Return the directory of a model: `path` itself, or the snapshot in the local cache that an `hf://` name means.
+def local_file(path: str) -> str:
+    """Return the place of a model's file or directory: `path` itself, or what an `hf://` name means in the local cache.
 
     Raises:
         ConfigError: the cache does not have it; the message has the command that downloads it.
     """
     return str(_find(parse_hub_name(path))) if path.startswith(SCHEME) else path
+
+
+def model_file(path: str) -> ModelFile | None:
+    """Return the format of a model that is one file, such as `FILE.gguf`; None: it is a directory."""
+    from agentrl.support.companions import companion_names, load_companion  # to read a run file needs neither
+
+    form = Path(path).suffix.removeprefix(".")
+    if form not in companion_names("agentrl.model_files"):
+        return None
+    return cast("ModelFile", load_companion("agentrl.model_files", form))
+
+
+def local_model(path: str) -> str:
+    """Return the directory of a model; one that is a single file is imported once, into a cache.
+
+    Raises:
+        ConfigError: the cache of the hub does not have it, or its file cannot be imported.
+    """
+    form, place = model_file(path), local_file(path)
+    return place if form is None else str(form.directory(place))
 
 
 def local_dataset(path: str) -> str:

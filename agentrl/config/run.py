@@ -22,7 +22,7 @@ from agentrl.client.config import SamplingConfig
 from agentrl.config.base import Config, Seed
 from agentrl.config.describe import config_fields
 from agentrl.config.hints import guess_field
-from agentrl.config.names import local_model
+from agentrl.config.names import local_file, local_model, model_file
 from agentrl.config.route import Route, idle_fields, route_of, route_problems
 from agentrl.config.yaml import NOT_YAML, load_yaml, overridden
 from agentrl.data.config import TasksConfig
@@ -42,19 +42,22 @@ class ModelConfig(Config):
     """The model to train and serve."""
 
     path: str
-    """Directory or `hf://org/name` of a HF checkpoint: config.json, *.safetensors, tokenizer.json, chat template."""
+    """Directory or `hf://org/name` of a HF checkpoint: config.json, *.safetensors, tokenizer.json, chat template; or a GGUF
+    file, which is imported once into the user's cache."""
 
     @property
     def local_path(self) -> str | None:
-        """The local directory; None where the cache of the hub lacks an `hf://` name."""
+        """The local directory; None where the cache of the hub lacks an `hf://` name, and for a single file."""
+        if model_file(self.path) is not None:
+            return None
         try:
-            return local_model(self.path)
+            return local_file(self.path)
         except ConfigError:
             return None
 
     @property
     def directory(self) -> str:
-        """The local directory; raises `ConfigError` where the cache of the hub lacks an `hf://` name."""
+        """The local directory, made from a single file; `ConfigError` where the hub's cache lacks it or the file is bad."""
         try:
             return local_model(self.path)
         except ConfigError as error:
@@ -173,6 +176,8 @@ class RunConfig(Config):
         problems = [*_inference_problems(self.inference), *_training_problems(self), *route]
         if problems:
             raise ValueError("\n".join(problems))
+        for source in (self.tasks, *self.tasks.sources, *([self.tasks.eval] if self.tasks.eval else [])):
+            source.play_with(self.workflow_args)
         return self
 
 

@@ -19,12 +19,16 @@ ENTROPY_LEFT: Final = 0.2
 """Share of the entropy of one or two steps before, below which the policy collapses."""
 ENTROPY_FLOOR: Final = 0.02
 """Nats per token: a policy that had less is nearly deterministic, and its entropy says nothing."""
+SIGNAL_LEFT: Final = 0.5
+"""Share of a batch's groups whose returns differ, from which a policy still explores, however little entropy it has."""
 KL_JUMP: Final = 10.0
 """Times its median over the steps before, above which KL(behavior, proximal) jumps."""
 KL_FLOOR: Final = 0.05
 """Nats per token: a smaller KL is no jump, whatever came before."""
 KL_STEPS: Final = 8
 """The number of steps before, of which the median is taken; there must be at least two."""
+DRAGGED: Final = -0.06
+"""Nats: the mean log(current / behavior) of tokens with positive advantage, below which others drag them down."""
 CUT_SHARE: Final = 0.95
 """Share of a batch's answers that end at their limit of tokens."""
 FIRST_EPISODES: Final = 32
@@ -43,17 +47,18 @@ class Alarms:
 
     def step(self, number: int, groups: Sequence[Group], batch: Mapping[str, float], trained: Mapping[str, float]) -> None:
         """Look at a step: `batch` has the metrics of its episodes, `trained` those of the trainer."""
-        self._look_at_entropy(number, trained.get("entropy"))
+        self._look_at_entropy(number, trained.get("entropy"), batch.get("signal_share", 0.0))
         self._look_at_kl(number, trained.get("kl_behavior_proximal_k3"))
+        self._look_at_praised_tokens(number, trained.get("log_ratio_positive"))
         self._look_at_cuts(number, groups)
         self._look_at_success(number, batch)
 
-    def _look_at_entropy(self, number: int, entropy: float | None) -> None:
+    def _look_at_entropy(self, number: int, entropy: float | None, signal_share: float) -> None:
         if entropy is None:
             return
         before = max(self._entropies, default=0.0)
         self._entropies.append(entropy)
-        if before > ENTROPY_FLOOR and entropy < ENTROPY_LEFT * before:
+        if before > ENTROPY_FLOOR and entropy < ENTROPY_LEFT * before and signal_share < SIGNAL_LEFT:
             self._ring(
                 "entropy",
                 f"step {number}: the entropy of the policy fell from {before:.3g} to {entropy:.3g} nats per token within "
@@ -72,6 +77,15 @@ class Alarms:
                 f"step {number}: KL(behavior, proximal) jumped to {kl:.3g} nats per token, from {median(before):.3g} in the "
                 "steps before. The last updates moved the policy too far: lower trainer.lr or algorithm.max_staleness, or "
                 "set algorithm.guard",
+            )
+
+    def _look_at_praised_tokens(self, number: int, moved: float | None) -> None:
+        if moved is not None and moved < DRAGGED:
+            self._ring(
+                "praised",
+                f"step {number}: tokens with positive advantage lost probability since they were sampled, {moved:.3g} nats "
+                "on average, where they should gain. Pushes against other tokens drag them down, and success falls a few "
+                "steps later: set algorithm.policy_loss: anchored, or lower algorithm.max_staleness or trainer.lr",
             )
 
     def _look_at_cuts(self, number: int, groups: Sequence[Group]) -> None:

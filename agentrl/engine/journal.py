@@ -30,7 +30,7 @@ from agentrl.engine.staleness import Admission
 from agentrl.episode.summary import EndedEpisode, MetricValue, prefixed
 from agentrl.errors import RunStopped
 from agentrl.observe.episode_files import EpisodeFiles
-from agentrl.observe.progress import Snapshot, evaluation_line
+from agentrl.observe.progress import Snapshot, StepPace, evaluation_line
 from agentrl.observe.records import JsonLines
 from agentrl.observe.resuming import last_version, last_wall_s
 from agentrl.observe.stall import StallTimer, WaitBoard
@@ -81,6 +81,7 @@ class Journal:
         """The moment of `time.perf_counter` at which the run's clock shows 0."""
         self._last_tokens = 0
         self._busy = BusyMeter()
+        self._pace = StepPace()
         self._last_blocked = loop_blocked_s()
         self._last_seconds: dict[Timer, float] = {}
         self._shown: Mapping[str, MetricValue] = {}
@@ -214,6 +215,9 @@ class Journal:
         tokens, self._last_tokens = self._flights.num_tokens - self._last_tokens, self._flights.num_tokens
         since = {timer: seconds - self._last_seconds.get(timer, 0.0) for timer, seconds in totals.seconds.items()}
         self._last_seconds = dict(totals.seconds)
+        # Rollouts and training overlap from the second step on, unless no staleness is allowed.
+        parts = (since["trainer_wait_s"], since["train_s"] + sync.waited_s)
+        self._pace.ended(now, first_s=max(parts) if self._max_staleness else sum(parts))
         blocked = loop_blocked_s()
         episodes = [episode for group in groups for episode in group.episodes]
         line: dict[str, MetricValue] = {
@@ -290,6 +294,7 @@ class Journal:
             policy_version=self._clock.version,
             wall_s=self._wall_s(),
             max_staleness=self._max_staleness,
+            step_s=self._pace.seconds,
             sampled_tokens=self._flights.num_tokens,
             episodes_in_flight=len(self._flights),
             groups_complete=self._buffer.num_complete,

@@ -17,12 +17,15 @@ import numpy as np
 from agentrl.algo.config import AlgorithmConfig
 from agentrl.algo.group_slots import returns_differ
 from agentrl.engine.config import EngineConfig
+from agentrl.episode.summary import is_success
 from agentrl.errors import ErrorBudgetExceeded, NothingLearned, RolloutWorkerDied
 from agentrl.rollout.config import RolloutConfig
 from agentrl.types import EpisodeFailure, Group, Trajectory
 
 logger = logging.getLogger(__name__)
 
+SOLVED: Final = 0.9
+"""Share of a batch's episodes that succeed, from which a batch without a signal is no reason to warn."""
 WINDOW: Final = 16
 """Groups in a row that must have equal scores before a warning."""
 TURN_REWARDS_ADVICE: Final = (
@@ -138,12 +141,24 @@ class SkippedSteps:
         self._in_a_row += 1
         why = explain_skip(skipped, groups, self._algorithm)
         if why != self._last_reason:
-            logger.warning("step %d trained nothing: %s", number, why)
+            self._tell(number, groups, why)
         self._last_reason = why
         if self._limit and self._in_a_row >= self._limit:
             raise NothingLearned(
                 f"step {number}: the last {self._in_a_row} steps trained nothing (engine.stop_after_skipped): {why}"
             )
+
+    def _tell(self, number: int, groups: Sequence[Group], why: str) -> None:
+        outcomes = [is_success(episode) for group in groups for episode in group.episodes]
+        if sum(outcomes) < SOLVED * len(outcomes):
+            logger.warning("step %d trained nothing: %s", number, why)
+            return
+        logger.info(
+            "step %d had nothing to learn from: %d of %d episodes succeeded, and in no group did they differ",
+            number,
+            sum(outcomes),
+            len(outcomes),
+        )
 
     def _warn_of_turn_rewards(self, groups: Sequence[Group]) -> None:
         if self._saw_turn_rewards or self._algorithm.advantage_name != "episode":

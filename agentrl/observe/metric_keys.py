@@ -284,6 +284,12 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "of the tokens with negative advantage: a correction limits their weight",
         ),
         (
+            "trainer.log_ratio_positive",
+            "nats per token",
+            "mean of log(current / behavior) over the tokens with positive advantage; below 0, others drag them down",
+        ),
+        ("trainer.fallen_fraction_negative", "share", "of the tokens with negative advantage: they fell by more than 0.2"),
+        (
             "trainer.by_slot.FUNCTION.METRIC",
             "by metric",
             "of the functions that fill the slots: `kept` of a correction, `loss` and `weight` of a term, and their own",
@@ -316,6 +322,7 @@ _TABLES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "share",
             "of the trained tokens of this age with an advantage: w is above the cap",
         ),
+        ("trainer.fallen_fraction_by_age.AGE", "share", "as `fallen_fraction_negative`, over the tokens of this age"),
         ("trainer.num_fresh_tokens", "tokens", "trained tokens that the present version sampled"),
         (
             "trainer.mean_logprob_difference",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +26,8 @@ from agentrl.support.foreign import visible
 
 REFRESH_S = 0.5
 """Seconds between two pictures of the live display."""
+QUIET_S = 30.0
+"""After so many seconds without a line, a log tells how far the run is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,8 @@ class Snapshot:
     policy_version: int
     wall_s: float
     max_staleness: int
+    step_s: float | None = None
+    """Seconds that a step takes lately."""
     sampled_tokens: int = 0
     episodes_in_flight: int = 0
     groups_complete: int = 0
@@ -56,8 +62,31 @@ class Snapshot:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left if the remaining steps take as long as those before; None before the first step."""
-        return self.wall_s / self.step * (self.steps - self.step) if self.step else None
+        """Seconds left if the remaining steps take as long as the last ones; None before the first step."""
+        return None if self.step_s is None else self.step_s * (self.steps - self.step)
+
+
+class StepPace:
+    """What a step takes lately: the start of the servers, and the wait for the first batch alone, are no part of it."""
+
+    WINDOW = 16
+    """Number of the last steps that count."""
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=self.WINDOW + 1)
+        self._first_s: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of a step; None before the first."""
+        if len(self._ends) < 2:
+            return self._first_s
+        return (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+
+    def ended(self, moment: float, *, first_s: float) -> None:
+        """Count a step that ended at `moment`, seconds; `first_s` is the estimate that holds until another one has ended."""
+        self._ends.append(moment)
+        self._first_s = self._first_s or first_s
 
 
 class Progress(Protocol):
@@ -81,15 +110,21 @@ class Progress(Protocol):
 
 
 class PlainProgress:
-    """One line for each step and each evaluation."""
+    """One line for each step and each evaluation, and one where there was none for `QUIET_S` seconds."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, quiet_s: float = QUIET_S) -> None:
         self._stream = stream or sys.stderr
         self._broken = False
+        self._quiet_s = quiet_s
+        self._last = time.monotonic()
 
     async def show(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Wait to be cancelled: lines are written by `step`."""
-        await anyio.sleep_forever()
+        """Write a line whenever there was none for long, until cancelled; the other lines come from `step`."""
+        self._last = time.monotonic()
+        while True:
+            await anyio.sleep(max(0.0, self._last + self._quiet_s - time.monotonic()))
+            if time.monotonic() >= self._last + self._quiet_s:
+                self._write(quiet_line(snapshot()))
 
     def step(self, snapshot: Snapshot) -> None:
         self._write(step_line(snapshot))
@@ -101,6 +136,7 @@ class PlainProgress:
         self._write(summary)
 
     def _write(self, text: str) -> None:
+        self._last = time.monotonic()
         if self._broken:
             return
         try:
@@ -186,8 +222,8 @@ def step_line(s: Snapshot) -> str:
     """Return a step as one line of text.
 
     Example:
-        >>> step_line(Snapshot(name="r", step=2, steps=10, policy_version=2, wall_s=8.0, max_staleness=2, success_rate=0.5))
-        'step 2/10, version 2, success 0.500, 0 failed, 0 dropped, 8 s, about 32 s left'
+        >>> step_line(Snapshot(name="r", step=2, steps=10, policy_version=2, wall_s=8.0, max_staleness=2, step_s=3.0))
+        'step 2/10, version 2, 0 failed, 0 dropped, 8 s, about 24 s left'
     """
     parts = [f"step {s.step}/{s.steps}", f"version {s.policy_version}"]
     if s.success_rate is not None:
@@ -204,6 +240,22 @@ def step_line(s: Snapshot) -> str:
     if s.eta_s is not None:
         parts.append(f"about {duration_text(s.eta_s)} left")
     return ", ".join(parts)
+
+
+def quiet_line(s: Snapshot) -> str:
+    """Return how far a run is between two steps.
+
+    Example:
+        >>> run = Snapshot(name="r", step=0, steps=9, policy_version=1, wall_s=42.0, max_staleness=1, groups_outstanding=4)
+        >>> quiet_line(run)
+        'step 1/9 is under way: 0 of 4 open groups complete, 0 episodes in flight, 42 s'
+    """
+    number = f"step {s.step + 1}/{s.steps} is under way" if s.step < s.steps else f"all {s.steps} steps are done"
+    doing = f"{s.groups_complete} of {s.groups_outstanding} open groups complete, {s.episodes_in_flight} episodes in flight"
+    if not s.groups_outstanding and s.waits:
+        doing = s.waits[0]
+    left = "" if s.eta_s is None or s.step == s.steps else f", about {duration_text(s.eta_s)} left"
+    return f"{number}: {doing}, {s.wall_s:.0f} s{left}"
 
 
 def evaluation_line(line: Mapping[str, object]) -> str:

@@ -8,12 +8,16 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from textwrap import dedent
 
 from agentrl.config import RunConfig
-from agentrl.data.load import load_held_out, load_training
+from agentrl.config.names import local_file, model_file
+from agentrl.data.left_out import LeftOutTask
+from agentrl.data.load import load_held_out, load_tasks, load_training
+from agentrl.data.playable import playable_tasks
 from agentrl.data.source import find_function
 from agentrl.engine.skipped import TURN_REWARDS_ADVICE
 from agentrl.errors import ConfigError
@@ -22,7 +26,7 @@ from agentrl.plan.disk_space import disk_problems
 from agentrl.plan.plan import Plan
 from agentrl.plan.trackers import load_trackers
 from agentrl.support.user_code import import_user_module
-from agentrl.workflow import load_workflow
+from agentrl.workflow import RolloutWorkflow, load_workflow
 
 
 def missing_here(plan: Plan) -> list[str]:
@@ -42,13 +46,17 @@ def missing_here(plan: Plan) -> list[str]:
         probes.append(partial(find_sglang_python, inference))
     missing: list[str] = []
     try:
-        if not Path(config.model.directory).is_dir():
+        form = model_file(config.model.path)
+        if form is not None:
+            form.config(local_file(config.model.path))
+        elif not Path(config.model.directory).is_dir():
             missing.append(
                 f"model.path: there is no directory {config.model.path}; put a HF checkpoint there, or name a model of the "
                 "hub (hf://org/name) after `agentrl download hf://org/name`"
             )
     except ConfigError as error:
-        missing.append(str(error))
+        text = str(error)
+        missing.append(text if text.startswith("model.path: ") else f"model.path: {text}")
     missing += plan.missing_gpus
     if plan.memory is not None:
         missing += plan.memory.snapshot.problems(config.trainer) + disk_problems(config, plan.memory, plan.route)
@@ -58,6 +66,42 @@ def missing_here(plan: Plan) -> list[str]:
         except ConfigError as error:
             missing.append(str(error))
     return missing
+
+
+def task_remarks(config: RunConfig) -> list[str]:
+    """Return what the workflow remarks on the tasks of a run; what cannot be loaded here is in `missing_here`.
+
+    Raises:
+        ConfigError: the workflow refuses a task.
+    """
+    try:
+        workflow = load_workflow(config.workflow, config.workflow_args)
+        if type(workflow).check_tasks is RolloutWorkflow.check_tasks:
+            return []
+        if any(source.factory is not None for source in config.tasks.training):
+            return []
+        sets = load_tasks(config.tasks)
+    except ConfigError:
+        return []
+    return list(workflow.check_tasks(playable_tasks(sets, config.tasks, workflow.refusal).finite))
+
+
+def left_out_here(config: RunConfig) -> list[LeftOutTask]:
+    """Return the tasks that `unreadable: skip` leaves out; none where `missing_here` names them as missing."""
+    left_out: list[LeftOutTask] = []
+    tasks = config.tasks
+    sources = [*tasks.training, *([tasks.eval] if tasks.eval else [])]
+    if all(source.unreadable == "refuse" or source.factory is not None for source in sources):
+        return []
+    if all(source.factory is None for source in sources):
+        with suppress(ConfigError):  # one set may be missing, or none of its tasks can be played
+            workflow = load_workflow(config.workflow, config.workflow_args)
+            return list(playable_tasks(load_tasks(tasks), tasks, workflow.refusal).left_out)
+    for load, sources in ((load_training, tasks.training), (load_held_out, [tasks.eval] if tasks.eval else [])):
+        if any(source.unreadable == "skip" for source in sources) and all(source.factory is None for source in sources):
+            with suppress(ConfigError):
+                load(tasks, left_out)
+    return left_out
 
 
 def reward_warnings(config: RunConfig) -> list[str]:

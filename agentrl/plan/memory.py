@@ -118,9 +118,15 @@ def trained_parameters(trainer: TrainerConfig, shape: ModelShape) -> int:
 
 
 def adapter_problems(trainer: TrainerConfig, shape: ModelShape | None) -> list[str]:
-    """Return an error where the rank of the adapter is above the size of a layer."""
+    """Return an error where a target names no layer, or the rank of the adapter is above the size of one."""
     if trainer.lora is None or shape is None:
         return []
+    absent = [target for target in trainer.lora.targets if target not in shape.linear_sizes]
+    if absent:
+        return [
+            f"trainer.lora.targets: the layers of a {shape.kind} model have no {', '.join(absent)}; choose among "
+            f"{', '.join(shape.linear_sizes)}"
+        ]
     smallest = min(trainer.lora.targets, key=lambda target: min(shape.linear_sizes[target]))
     size = min(shape.linear_sizes[smallest])
     if trainer.lora.rank <= size:

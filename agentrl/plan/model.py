@@ -13,11 +13,24 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import ModelConfig
+from agentrl.config.names import local_file, model_file
 from agentrl.errors import ConfigError
+from agentrl.weights.architectures import OWN_FORWARD, decoder_fields, reason_to_refuse, rotation_bound
 from agentrl.weights.model_files import weight_files
 
-_EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Fields of config.json that give the number of experts, by family."""
+_FOUR_NORMS = ("gemma2", "gemma3_text", "glm4")
+"""Families, by `model_type`, whose layers norm what enters and leaves attention and MLP."""
+_KEY_NORMS = ("qwen3", "qwen3_moe", "gemma3_text")
+"""Families that norm queries and keys of each head."""
+_TIED = ("gemma2", "gemma3_text", "cohere2", "smollm3")
+"""Families whose output head is tied where config.json does not say it."""
+_WIDE_KEY_NORMS = ("olmo2", "olmo3")
+"""Families that norm queries and keys of all heads together."""
+_FUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "phi3": {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
+    "glm4": {"gate_up_proj": ("gate_proj", "up_proj")},
+}
+"""Linear layers that a family has in place of several."""
 _PREFIX = "model."
 """Beginning of the names of weights within the decoder."""
 
@@ -41,7 +54,11 @@ class ModelShape:
     vocabulary: int
     tied: bool
     query_key_norm: bool = True
+    wide_query_key_norm: bool = False
+    """Queries and keys are normed over all heads together."""
     attention_bias: bool = False
+    norms: int = 2
+    """Norms of a layer over its hidden size."""
     experts: int = 0
     """Experts of each layer; 0: it is dense."""
     experts_per_token: int = 1
@@ -64,7 +81,9 @@ class ModelShape:
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = 2 * self.hidden * queries + 2 * self.hidden * keys
         attention += 2 * self.head_dim * self.query_key_norm + (queries + 2 * keys) * self.attention_bias
-        return attention + self.hidden * (3 * self.intermediate * max(1, self.experts) + self.experts) + 2 * self.hidden
+        attention += (queries + keys) * self.wide_query_key_norm
+        mlp = self.hidden * (3 * self.intermediate * max(1, self.experts) + self.experts)
+        return attention + mlp + self.norms * self.hidden
 
     @property
     def linear_sizes(self) -> Mapping[str, tuple[int, int]]:
@@ -72,11 +91,16 @@ class ModelShape:
         queries, keys, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden
         attention = {"q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden)}
         inner = {"gate_proj": (self.intermediate, hidden), "up_proj": (self.intermediate, hidden)}
-        return attention | {"o_proj": (hidden, queries)} | inner | {"down_proj": (hidden, self.intermediate)}
+        sizes = attention | {"o_proj": (hidden, queries)}
+        if not self.experts:  # those of a layer are one tensor
+            sizes |= inner | {"down_proj": (hidden, self.intermediate)}
+        for name, parts in _FUSED.get(self.kind, {}).items():
+            sizes[name] = (sum(sizes.pop(part)[0] for part in parts), hidden)
+        return sizes
 
     def adapter_layer(self, rank: int, targets: Sequence[str]) -> int:
-        """Return the parameters of an adapter in one layer."""
-        return rank * sum(sum(self.linear_sizes[target]) for target in targets)
+        """Return the parameters of an adapter in one layer; targets that it does not have count nothing."""
+        return rank * sum(sum(self.linear_sizes.get(target, ())) for target in targets)
 
     def kv_bytes(self, element_bytes: int) -> int:
         """Return the bytes of one token's keys and values in all layers."""
@@ -134,8 +158,12 @@ class ModelFacts:
     """As the run file gives it."""
     shape: ModelShape | None
     """None: neither config.json nor the name tells, or its layers are not alike."""
-    experts: int = 0
-    """Experts of a layer, also of a model whose shape is unknown; 0: it is dense, or nothing is known."""
+    refusal: str | None = None
+    """Why it is neither trained nor served, such as images, with a fix."""
+    own_forward: bool = True
+    """Whether the embedded server computes it itself, and not with transformers' module; or nothing is known."""
+    caps_attention: bool = False
+    """Whether attention caps its scores, which no fused kernel of the trainer computes."""
     has_windows: bool = False
     """Whether a layer attends within a window."""
     architecture: str = ""
@@ -151,45 +179,50 @@ class ModelFacts:
                 "a pass (rope_type dynamic or longrope), so a log-prob would depend on the samples beside it; set "
                 f"inference.max_context_tokens to at most {self.rotation_bound}"
             ]
-        if self.experts < 2:
-            return []
-        return [
-            f"model.path: {self.name} is a mixture of {self.experts} experts, which agentrl does not train: its trainer "
-            "holds the experts of a layer as one tensor, and servers load them one by one; use a dense model of the "
-            "architectures Qwen2, Qwen3, Llama or Mistral"
-        ]
+        return [] if self.refusal is None else [f"model.path: {self.refusal}"]
 
 
 def read_model(path: str, name: str | None = None) -> ModelFacts:
     """Return the facts about the model in `path`, which the run file calls `name`."""
     name = path if name is None else name
     try:
-        config: dict[str, Any] = json.loads((Path(path) / "config.json").read_bytes())
+        return facts_of(json.loads((Path(path) / "config.json").read_bytes()), name)
     except (OSError, ValueError):
         named = re.match(rf"qwen3-({'|'.join(map(re.escape, _PUBLISHED))})(?![\w.])", Path(path).name.lower())
         shape = None if named is None else _PUBLISHED[named[1]]
         if shape is None:
             return ModelFacts(name=name, shape=None)
-        return ModelFacts(name=name, shape=shape, experts=shape.experts, architecture=shape.kind)
-    text = config.get("text_config") or config
+        return ModelFacts(name=name, shape=shape, own_forward=not shape.experts, architecture=shape.kind)
+
+
+def facts_of(config: Mapping[str, Any], name: str) -> ModelFacts:
+    """Return the facts in a config.json about the model that the run file calls `name`."""
+    text: Mapping[str, Any] = decoder_fields(config)
     try:
         shape = _from_config(text)
     except KeyError:
         shape = None
-    counts = [text.get(key) for key in _EXPERT_KEYS]
-    experts = max((count for count in counts if isinstance(count, int)), default=0)
+    kinds = config.get("architectures") or OWN_FORWARD
     return ModelFacts(
         name=name,
         shape=shape,
-        experts=experts,
+        refusal=reason_to_refuse(config, name),
+        own_forward=kinds[0] in OWN_FORWARD,
+        caps_attention=text.get("attn_logit_softcapping") is not None,
         has_windows=_has_windows(config),
         architecture=text.get("model_type", ""),
-        rotation_bound=_rotation_bound(text),
+        rotation_bound=rotation_bound(config),
     )
 
 
 def model_of(config: ModelConfig) -> ModelFacts:
-    """Return the facts about the model of a run file."""
+    """Return the facts about the model of a run file; a single file is not imported for them."""
+    form = model_file(config.path)
+    if form is not None:
+        try:
+            return facts_of(form.config(local_file(config.path)), config.path)
+        except ConfigError:
+            return ModelFacts(name=config.path, shape=None)  # `missing_here` says what is wrong with it
     return read_model(config.local_path or config.path, config.path)
 
 
@@ -207,8 +240,10 @@ def pattern_problems(trainable: str | None, config: ModelConfig) -> list[str]:
     return [f"trainer.trainable: {trainable!r} matches no weight of {config.path}; it has such as {', '.join(names[:3])}"]
 
 
-def _from_config(config: dict[str, Any]) -> ModelShape | None:
+def _from_config(config: Mapping[str, Any]) -> ModelShape | None:
     heads, kind = config["num_attention_heads"], config.get("model_type", "")
+    if "linear_attention" in (config.get("layer_types") or ()):
+        return None
     mixed = kind == "qwen3_moe" and config.get("decoder_sparse_step", 1) == 1 and not config.get("mlp_only_layers")
     if not mixed and any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
         return None
@@ -220,24 +255,18 @@ def _from_config(config: dict[str, Any]) -> ModelShape | None:
         kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         vocabulary=config["vocab_size"],
-        tied=bool(config.get("tie_word_embeddings", False)),
-        query_key_norm=kind in ("qwen3", "qwen3_moe"),
-        attention_bias=kind == "qwen2",
+        tied=bool(config.get("tie_word_embeddings", kind in _TIED)),
+        query_key_norm=kind in _KEY_NORMS,
+        wide_query_key_norm=kind in _WIDE_KEY_NORMS,
+        attention_bias=kind == "qwen2" or (kind == "glm4" and bool(config.get("attention_bias"))),
+        norms=4 if kind in _FOUR_NORMS else 1 if kind == "cohere2" else 2,
         experts=(config.get("num_experts") or config["num_local_experts"]) if mixed else 0,
         experts_per_token=config["num_experts_per_tok"] if mixed else 1,
         kind=kind,
     )
 
 
-def _rotation_bound(config: dict[str, Any]) -> int | None:
-    given: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if (given.get("rope_type") or given.get("type")) not in ("dynamic", "longrope"):
-        return None
-    name = "original_max_position_embeddings"
-    return given.get(name) or config.get(name) or config.get("max_position_embeddings")
-
-
-def _has_windows(config: dict[str, Any]) -> bool:
+def _has_windows(config: Mapping[str, Any]) -> bool:
     layers = config.get("layer_types")
     if layers is not None:
         return any(kind != "full_attention" for kind in layers)

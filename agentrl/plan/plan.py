@@ -78,6 +78,16 @@ def plan_run(run: RunConfig, root: Path = Path("/"), *, resumes: bool = False) -
             *model.problems(run.inference.context_limit),
             *mesh_problems(run.trainer, model),
             *adapter_problems(run.trainer, model.shape),
+            *_served_adapter_problems(run, model),
             *pattern_problems(run.trainer.trainable, run.model),
         ),
     )
+
+
+def _served_adapter_problems(run: RunConfig, model: ModelFacts) -> list[str]:
+    if run.sync.adapter != "adapter" or run.inference.backend != "embedded" or model.own_forward:
+        return []
+    return [
+        f"sync.adapter: the embedded server computes a {model.architecture} model with transformers' module, which takes no "
+        "adapter beside the weights; set sync.adapter: merged, or inference.backend: sglang"
+    ]

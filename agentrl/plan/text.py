@@ -13,6 +13,7 @@ from agentrl.config import RunConfig, inapplicable
 from agentrl.config.route import Route
 from agentrl.config.run import COMMAND_WORKFLOW
 from agentrl.data.config import SourceConfig, WeightedSource
+from agentrl.data.left_out import LeftOutTask, left_out_rows
 from agentrl.data.source import never_ends
 from agentrl.engine.config import CHECKPOINT_AGE_S, INTERRUPT_S, MAX_SKIPPED_CHECKS, probe_bounds, spot_bounds
 from agentrl.inference.backend import LogprobTolerance
@@ -38,13 +39,18 @@ def resolved_yaml(config: RunConfig) -> str:
     return yaml.safe_dump(values, sort_keys=False)
 
 
-def describe_plan(plan: Plan) -> str:
-    """Return the plan of a run, one aspect on each line."""
+def describe_plan(plan: Plan, remarks: Sequence[str] = (), left_out: Sequence[LeftOutTask] = ()) -> str:
+    """Return the plan of a run, one aspect on each line.
+
+    It has what the workflow remarks on the tasks, and the tasks that are left out since they cannot be read.
+    """
     config = plan.run
     rows = [
         ("run", f"{config.name} (seed {config.seed}), files in {config.run_dir}/"),
         ("workflow", f"{config.workflow} {config.workflow_args or ''}".rstrip()),
         ("tasks", _tasks(config)),
+        *(("", remark) for remark in remarks),
+        *(_left_out(left_out) if left_out else []),
         ("weights", _weights(config)),
         ("servers", _servers(config)),
         *([("cluster", _ray_cluster(config))] if config.cluster.launcher == "ray" else []),
@@ -67,6 +73,10 @@ def describe_plan(plan: Plan) -> str:
         *([("trackers", _trackers(config))] if config.track else []),
     ]
     return "\n".join(f"{name:<11} {text}" for name, text in rows)
+
+
+def _left_out(left_out: Sequence[LeftOutTask]) -> list[tuple[str, str]]:
+    return [("" if number else "left out", row) for number, row in enumerate(left_out_rows(left_out))]
 
 
 def _prefixes(plan: Plan) -> list[tuple[str, str]]:
@@ -97,7 +107,8 @@ def _split(plan: Plan) -> list[tuple[str, str]]:
 def _memory(plan: Plan) -> list[tuple[str, str]]:
     run, memory, shape = plan.run, plan.memory, plan.model.shape
     if memory is None or shape is None:
-        return []
+        reason = "its layers are not alike, or config.json lacks their sizes"
+        return [("memory", f"unknown for this {plan.model.architecture} model: {reason}")] if plan.model.architecture else []
     rows = [("memory", _trainer_memory(run, memory, shape)), ("", _checkpoint_memory(run, memory.checkpoint))]
     if not run.inference.urls:
         server = memory.server
@@ -114,6 +125,10 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
             bound = "limit the server with inference.sglang_args: [--mem-fraction-static, share of the GPU]"
             where = f"trainer and server share GPU {plan.shared_gpus[0]}"
             rows.append(("", f"{where}: {least} GiB before the first cached token; {bound}"))
+    if plan.model.caps_attention:
+        rows.append(
+            ("", "without the scores of attention, which are capped, so no kernel spares them: heads x length squared")
+        )
     return [*rows, ("", memory.snapshot.row(run.trainer))]
 
 

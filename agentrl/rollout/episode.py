@@ -349,7 +349,7 @@ def _check_trajectory(result: object, identity: str, where: str) -> Trajectory:
 
 def _cancellation_is_ours() -> bool:
     """Return whether this episode, or anything around it, was cancelled."""
-    # anyio says so under both backends; asyncio alone can also cancel a task without a scope.
+    # Under both backends, a cancelled scope has this deadline; asyncio alone can also cancel a task without a scope.
     if anyio.current_effective_deadline() == -math.inf:
         return True
     try:

@@ -57,7 +57,9 @@ def test_a_target_that_fails_is_told_again_at_the_end_and_every_time_is_written(
     told = summary([bad, good])
     assert "=== make bad CELLS=short failed" in told
     assert told.count("the reason short") == 1
-    assert re.search(r"bad CELLS=short +\d+\.\d min  failed\ngood +\d+\.\d min\nin all +\d+\.\d min$", told)
-    write_times([Ended("check", 61.25, 0, tmp_path)])
+    assert re.search(
+        r"bad CELLS=short +\d+\.\d min, .*failed\ngood +\d+\.\d min, +\d+\.\d of a core\nin all +\d+\.\d min, .*core$", told
+    )
+    write_times([Ended("check", 61.25, 100.0, 0, tmp_path)])
     [line] = (tmp_path / "times.jsonl").read_text().splitlines()
-    assert json.loads(line).keys() == {"target", "seconds", "cores"}
+    assert json.loads(line).keys() == {"target", "seconds", "cpu_seconds", "cores"}

@@ -14,6 +14,8 @@ from agentrl.commands.init import start_project, templates
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
 from agentrl.plan.checks import missing_here
+from agentrl.plan.model import read_model
+from agentrl.plan.model_defaults import toy_values
 from agentrl.plan.plan import plan_run
 from tests.support.cli import agentrl
 
@@ -40,6 +42,35 @@ def test_a_project_is_whole_and_its_run_lacks_nothing(project: Path, monkeypatch
         ".gitignore",
     }
     assert not [path for path in project.iterdir() if path.is_file() and "@NAME@" in path.read_text()]
+
+
+def test_a_pretrained_model_gets_a_run_file_for_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    config = {"model_type": "llama", "num_key_value_heads": 3, "vocab_size": 49_152, "tie_word_embeddings": True, **shape}
+    (tmp_path / "smol").mkdir()
+    (tmp_path / "smol" / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    assert "with settings for the size of the model" in start_project(Path("mine"), model="smol")
+    text = (tmp_path / "mine" / "run.yaml").read_text()
+    assert "of 135M parameters" in text
+    assert "@" not in text
+    run = load_config(tmp_path / "mine" / "run.yaml")
+    assert run.model.path == str(tmp_path / "smol")
+    assert (run.trainer.lr, run.trainer.minibatches, run.sampling.max_tokens) == (1.5e-5, 2, 256)
+    assert toy_values(run, read_model(run.model.path)) == []
+    assert not (tmp_path / "mine" / "make_model.py").exists()
+    assert "make_model" not in (tmp_path / "mine" / "README.md").read_text()
+
+
+def test_a_model_without_a_size_and_a_tiny_one_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot tell the size of .*nowhere"):
+        start_project(tmp_path / "new", model=str(tmp_path / "nowhere"))
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 99}
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps({"model_type": "llama", **shape}))
+    with pytest.raises(ConfigError, match=r"parameters are no pretrained model; leave --model out"):
+        start_project(tmp_path / "new", model=str(tmp_path / "tiny"))
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_the_fields_are_those_that_a_run_has() -> None:
         ("inference.urls", "list of text", None, "[]"),
         (
             "tasks.sources",
-            "list of sections with path, format, factory, factory_args, map, filter, limit, weight",
+            "list of sections with path, format, unreadable, factory, factory_args, map, filter, limit, weight",
             None,
             "[]",
         ),

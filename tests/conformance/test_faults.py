@@ -23,7 +23,7 @@ from agentrl.inference.pool.pool import ServerPool
 from agentrl.inference.sglang.server import SGLangServer
 from agentrl.servers.embedded.engine import EmbeddedEngine, EngineOptions
 from agentrl.servers.embedded.faults import SGLangFault
-from agentrl.servers.embedded.weights import ServedWeights
+from agentrl.servers.embedded.served_model import VersionWeights
 from agentrl.servers.serve import serving
 from agentrl.types import StopReason
 from agentrl.weights.types import Publication
@@ -206,7 +206,7 @@ class Held(EmbeddedEngine):
         self.released = threading.Event()
         self._path = path
 
-    def _read(self, model_path: str) -> ServedWeights:
+    def _read(self, model_path: str) -> VersionWeights:
         if model_path == self._path:
             anyio.from_thread.run_sync(self.reading.set)
             self.released.wait(CONTROL_S)

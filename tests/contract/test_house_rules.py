@@ -176,6 +176,7 @@ def test_no_unsafe_bytes_are_read() -> None:
             isinstance(node, ast.Call)
             and isinstance(node.func, (ast.Name, ast.Attribute))
             and (name := ast.unparse(node.func)) in UNSAFE_CALLS
+            and not (node.args and isinstance(node.args[0], ast.Constant))  # which was not read
         ):
             found.append(f"{file}:{node.lineno} calls {name}")
         if isinstance(node, (ast.Import, ast.ImportFrom)):

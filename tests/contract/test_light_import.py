@@ -21,11 +21,13 @@ PACKAGES = (
 )
 COMPUTES = (
     "agentrl.servers.embedded",
+    "agentrl.weights.heads",
+    "agentrl.weights.modules",
     "agentrl.weights.process_group",
     "agentrl_testing.properties.check_policy_loss",
     "agentrl_testing.properties.loss_batches",
 )
-"""Beside the training spine, what is made of tensors: a server in a process of its own, process groups, checks of losses."""
+"""Beside the training spine, what is made of tensors: a server in a process, modules, groups, checks of losses."""
 HEAVY = ("torch", "transformers", "ray", "sglang")
 PROBE = r"""
 import importlib, json, re, sys

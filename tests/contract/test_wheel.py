@@ -29,7 +29,7 @@ def test_the_wheel_installs_the_core_and_its_companions(wheel: Path) -> None:
         "agentrl",
         *(
             f"agentrl_{name}"
-            for name in ("doors", "envs", "rewards", "sandbox", "simulate", "testing", "viewer", "workflows")
+            for name in ("doors", "envs", "gguf", "rewards", "sandbox", "simulate", "testing", "viewer", "workflows")
         ),
     }
 

@@ -89,3 +89,17 @@ def test_rewards_of_turns_under_the_episode_estimator_are_warned_about_once(capl
     caplog.clear()
     SkippedSteps(AlgorithmConfig(advantage="turn"), EngineConfig()).step(1, [group(episode([0.5], 0.0))], None)
     assert not caplog.records
+
+
+def test_a_batch_that_is_nearly_solved_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    solved = group(episode([None], 1.0), episode([None], 1.0))
+    failed = group(episode([None], 0.0), episode([None], 0.0))
+    steps = SkippedSteps(EPISODE, EngineConfig())
+    steps.step(11, [*[solved] * 18, failed], "zero_variance")
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("INFO", "step 11 had nothing to learn from: 36 of 38 episodes succeeded, and in no group did they differ")
+    ]
+    steps.step(12, [solved, failed], "zero_variance")
+    assert caplog.records[-1].levelname == "WARNING"
+    assert "step 12 trained nothing" in caplog.records[-1].message

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from rich.console import Console
 
-from agentrl.observe.progress import LiveProgress, NoProgress, PlainProgress, Snapshot, make_progress, picture
+from agentrl.observe.progress import LiveProgress, NoProgress, PlainProgress, Snapshot, StepPace, make_progress, picture
 from tests.engine.harness import TASKS, make_engine, run
 from tests.rollout.harness import make_renderer
 
@@ -22,6 +22,7 @@ SNAPSHOT = Snapshot(
     policy_version=30,
     wall_s=60.0,
     max_staleness=2,
+    step_s=2.0,
     sampled_tokens=12345,
     episodes_in_flight=7,
     groups_complete=2,
@@ -112,6 +113,43 @@ def test_a_stream_that_broke_takes_what_is_written_later() -> None:
 def test_without_a_standard_error_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     assert isinstance(make_progress(), NoProgress)
+
+
+class Watched(io.StringIO):
+    """A stream that says when something was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = anyio.Event()
+
+    def write(self, s: str, /) -> int:
+        self.written.set()
+        return super().write(s)
+
+
+async def test_a_log_without_a_line_for_long_says_how_far_the_next_step_is() -> None:
+    stream = Watched()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(PlainProgress(stream, quiet_s=0.001).show, lambda: SNAPSHOT)
+        with anyio.fail_after(300):
+            await stream.written.wait()
+        tasks.cancel_scope.cancel()
+    assert stream.getvalue().splitlines()[0] == (
+        "step 31/90 is under way: 2 of 9 open groups complete, 7 episodes in flight, 60 s, about 2 min 00 s left"
+    )
+
+
+def test_time_left_counts_what_a_step_takes_lately_and_no_start() -> None:
+    pace = StepPace()
+    assert pace.seconds is None
+    pace.ended(100.0, first_s=10.0)  # of the 100 seconds, 90 went to the start of servers and to the first, lonely batch
+    assert pace.seconds == 10.0
+    pace.ended(112.0, first_s=10.0)
+    pace.ended(126.0, first_s=10.0)
+    assert pace.seconds == 13.0
+    for number in range(StepPace.WINDOW):
+        pace.ended(126.0 + 30.0 * (number + 1), first_s=10.0)
+    assert pace.seconds == 30.0
 
 
 async def test_the_plain_display_waits_to_be_cancelled() -> None:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 GOLDENS = Path(__file__).parent / "goldens"
 _AUTO = ["--cluster.split=auto", "--inference.servers=1", "--trainer.parallel={dp: auto, tp: auto, cp: auto}"]
 RUNS: dict[str, tuple[str, list[str]]] = {
-    "no-shape": ("examples/calculator_agent.yaml", []),
+    "no-shape": ("examples/calculator_agent.yaml", ["--model.path=/nowhere/warm-start"]),
     "one-gpu": ("examples/gpu/qwen3-1.7b-one-gpu.yaml", []),
     "eight-gpus": ("examples/gpu/qwen3-8b-eight-gpus.yaml", []),
     "64-gpus": ("examples/gpu/qwen3-32b-64-gpus.yaml", []),

@@ -170,6 +170,8 @@ def _enter(request: Request, descriptors: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     _write_command_line(request["command"])
+    # As in a young interpreter: an exception here could come within a callback, which would swallow it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])  # what came since the fork acts now
@@ -201,6 +203,8 @@ def _run(request: Request, own_paths: Sequence[str]) -> None:
     importlib.invalidate_caches()
     space = vars(sys.modules["__main__"])
     space.pop("main")
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if module is None:
         script = Path(command[1])
         sys.argv[:] = command[1:]

@@ -21,6 +21,7 @@ from types import FrameType
 
 import agentrl
 import agentrl_doors
+import agentrl_gguf
 import agentrl_rewards
 import agentrl_sandbox
 import agentrl_simulate
@@ -30,7 +31,8 @@ import agentrl_workflows
 PACKAGES = tuple(
     f"{Path(package.__path__[0])}/"
     for package in (
-        *(agentrl, agentrl_doors, agentrl_rewards, agentrl_sandbox, agentrl_simulate, agentrl_viewer, agentrl_workflows),
+        *(agentrl, agentrl_doors, agentrl_gguf, agentrl_rewards, agentrl_sandbox, agentrl_simulate),
+        *(agentrl_viewer, agentrl_workflows),
     )
 )
 """Folders of the packages whose files count; the kit for tests, which plays the model, is no part of a journey."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
-from tests.support.browsing import CHROMIUM, address_has, shown
+from agentrl_viewer.view.data import RunData
+from agentrl_viewer.view.server import serving_view
+from tests.support.browsing import CHROMIUM, address_has, browser_page, shown
 from tests.support.synthetic_run import HOSTILE, write_run
 
 pytestmark = [
@@ -56,6 +60,22 @@ async def test_the_front_page_of_two_runs_compares_them(runs: tuple[Path, Path])
         for text in ("Last evaluation", "mean return"):
             await figures.filter(has_text=text).wait_for()
         assert await page.evaluate("window.hacked") is None
+
+
+async def test_a_run_whose_name_arrives_after_its_curves_is_named_there(runs: tuple[Path, Path]) -> None:
+    curves_drawn = anyio.Event()
+
+    async def answer_when_drawn(route: Any) -> None:  # noqa: ANN401 - Playwright's own type
+        await curves_drawn.wait()
+        await route.continue_()
+
+    async with serving_view(*map(RunData, runs)) as url, browser_page() as page:
+        await page.route("**/data/run?run=1", answer_when_drawn)
+        await page.goto(url)
+        legend = page.locator("[data-card='Success'] .legend")
+        await legend.locator(".item").nth(2).wait_for()  # two curves of the first run, and one without a name
+        curves_drawn.set()
+        await legend.filter(has_text="high").wait_for()
 
 
 async def test_the_same_tasks_stand_side_by_side_and_lead_to_their_episodes(runs: tuple[Path, Path]) -> None:

@@ -245,6 +245,14 @@ def test_an_interrupt_while_the_command_is_still_importing_is_one_message(tmp_pa
     assert "Traceback" not in said
 
 
+def test_an_interrupt_inside_an_exec_gives_the_same_status(tmp_path: Path) -> None:
+    job = "from agentrl.commands.running import run_command\nrun_command(lambda: exec('raise KeyboardInterrupt'))\n"
+    (tmp_path / "job.py").write_text(job)
+    command = [sys.executable, "-m", "job"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 130, result.stderr
+
+
 @pytest.mark.parametrize("module", ["agentrl", "agentrl.commands.main"])
 @pytest.mark.usefixtures("starts_truly")
 def test_the_command_is_a_module_too(tmp_path: Path, module: str) -> None:

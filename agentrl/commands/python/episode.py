@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.client.config import SamplingConfig
+from agentrl.config.names import local_model
 from agentrl.errors import ConfigError
 from agentrl.inference.config import InferenceConfig
 from agentrl.inference.launch.pool import launch_pool
@@ -40,7 +41,7 @@ async def run_episode(
     Args:
         workflow: a RolloutWorkflow class or instance, or an `async def solve(task, client) -> float`.
         task: the task of the episode.
-        model: local HF checkpoint; its tokenizer and chat template are used, and without `url` it is served too.
+        model: local HF checkpoint or GGUF file; its tokenizer and chat template are used, and without `url` it is served.
         replies: answers of a scripted policy, one for each model call, in place of a model. A tool call is
             `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` in the text.
         url: base URL of a running SGLang or embedded server that serves `model`; None starts an embedded server.
@@ -65,6 +66,7 @@ async def run_episode(
     if model is None or replies is not None:
         raise ConfigError("run_episode: pass either model, a local checkpoint, or replies, the answers of a script")
     chosen = sampling or SamplingConfig()
+    model = local_model(str(model))
     renderer = Renderer.load(model, template_options=chosen.template_options, tool_format=chosen.tool_format)
     inference = InferenceConfig(urls=(url,) if url else ())
     with tempfile.TemporaryDirectory(prefix="agentrl-") as logs:

@@ -10,6 +10,7 @@ from pathlib import Path
 from agentrl.commands.evaluate import Target, check_target, choose_samples, play_episodes, server_logs
 from agentrl.commands.python.arguments import GivenTasks, read_run
 from agentrl.data.load import load_training
+from agentrl.data.playable import playable_training
 from agentrl.engine.evaluate import EvalReport
 
 
@@ -51,7 +52,10 @@ async def evaluate(
     given = read_run("agentrl.evaluate", workflow, tasks, None, model, overrides)
     target = Target(endpoint=endpoint, model=str(model) if endpoint else None, api_key_env=api_key_env)
     key = check_target(given.config, target, episodes)
-    training = load_training(given.config.tasks) if given.objects.tasks is None else given.objects.tasks.train
+    if given.objects.tasks is None:
+        training = playable_training(load_training(given.config.tasks), given.config.tasks, given.objects.workflow.refusal)
+    else:
+        training = given.objects.tasks.train
     played = training.first(-(-(episodes or 1) // (samples or 1))) if training.is_endless else training.finite
     if samples is None:
         count = len(played) if episodes is None else episodes

@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
+# More flags of `make demo-real`, such as --harder.
+ARGS =
 # The number of processes in which `make test` and `make test-envs` run tests.
 JOBS ?= 2
 # Makes environments: what clones share stands in $AGENTRL_VENVS, by default in the user's cache.
@@ -33,7 +35,7 @@ NEEDS_agentrl_envs := envs-install browser-install
 NEEDS_agentrl_sandbox := containers-install
 NEEDS_agentrl_viewer := browser-install
 
-.PHONY: setup sandbox-install containers-install browser-install envs-install frameworks-install clients-install demo demo-code demo-distributed demo-lora demo-math demo-ray demo-sglang demo-terminal smoke test test-fast test-starts test-marks test-core lane lane-install test-all test-conformance test-envs test-frameworks test-clients test-gpu test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
+.PHONY: setup sandbox-install containers-install browser-install envs-install frameworks-install clients-install demo demo-code demo-distributed demo-lora demo-math demo-ray demo-real demo-sglang demo-terminal smoke test test-fast test-starts test-marks test-core lane lane-install test-all test-conformance test-envs test-frameworks test-clients test-gpu test-ray test-sglang chaos check docs build bench sglang sglang-install clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 12
@@ -45,6 +47,9 @@ setup:  ## create .venv and install agentrl with its development tools
 
 demo: setup  ## train the bundled calculator agent on this machine's CPU and plot its learning curve (SEED=1 for another seed)
 	$(BIN)/python -m agentrl_workflows.calculator.demo --seed $(SEED)
+
+demo-real: setup  ## train a pretrained model to use a tool; it is fetched once, 93 MB (SEED=1, ARGS="--harder --lora", --control)
+	$(BIN)/python -m agentrl_workflows.pretrained_demo.demo --seed $(SEED) $(ARGS)
 
 demo-lora: setup  ## run the demo with a LoRA adapter of rank 8, which servers take beside their weights (SEED=1 for another seed)
 	$(BIN)/python -m agentrl_workflows.calculator.demo --seed $(SEED) --name demo-lora --trainer.lora '{rank: 8, alpha: 16}' --trainer.lr 2e-3 --sync.adapter adapter
@@ -110,7 +115,7 @@ test-clients: setup clients-install  ## play episodes with real clients (Codex, 
 test-gpu: setup  ## run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu tests
 
-test-ray: setup  ## run the tests of the Ray launcher on a cluster of three nodes on this machine; Ray is installed first
+test-ray: setup sandbox-install  ## run the tests of the Ray launcher on a cluster of three nodes on this machine; Ray is installed first
 	@$(ENVIRONMENTS) ray
 	$(BIN)/python -m pytest -m ray tests
 

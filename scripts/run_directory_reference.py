@@ -38,6 +38,7 @@ the run writes it:
 |---|---|
 | `config.yaml` | the run file with all defaults; `agentrl train` reads the same run from it |
 | `plan.txt` | what `--dry-run` prints |
+| `left_out_tasks.jsonl` | the tasks that `unreadable: skip` left out, each with its source and the reason |
 | `online/` | conversations of [an online run](../howto/online.md) that no checkpoint holds yet |
 | `metrics.jsonl` | one line for each step, evaluation, failure and checkpoint: [Metrics](metrics.md) |
 | `timeline.jsonl` | who worked and who waited |

@@ -24,11 +24,12 @@ NAMES = {
     "tis": "decoupled, cut at 2",
     "dppo_tv": "DPPO-TV",
     "guard": "decoupled, guarded rate",
+    "anchored": "anchored",
 }
 
 
 def demo_rows(runs: list[Row]) -> list[Row]:
-    """Return the runs of the demo in the form of the small policies' rows: one for each arm, lag and rate."""
+    """Return the demo's runs as rows like the small policies': one for each arm, lag and rate with several runs."""
     cells: dict[tuple[float, str, int], list[float]] = {}
     for run in runs:
         cells.setdefault((float(run["rate"]), str(run["arm"]), int(run["lag"])), []).append(float(run["success"]))
@@ -38,6 +39,7 @@ def demo_rows(runs: list[Row]) -> list[Row]:
             "half_interval": 1.96 * statistics.stdev(values) / math.sqrt(len(values)),
         }
         for (rate, arm, lag), values in sorted(cells.items())
+        if len(values) > 1
     ]
 
 

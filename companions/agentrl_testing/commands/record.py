@@ -17,6 +17,7 @@ from agentrl.commands.evaluate import Target, check_target, command_target, play
 from agentrl.commands.running import Overrides, check_writable, load_run, run_job
 from agentrl.config import RunConfig
 from agentrl.data.load import load_tasks
+from agentrl.data.playable import playable_tasks
 from agentrl.episode.tape import Recorder, using_tape, write_cassette
 from agentrl.errors import ConfigError, ErrorBudgetExceeded, RunStopped
 from agentrl.support.folders import make_private
@@ -75,9 +76,10 @@ async def record_cassettes(
     """
     count = 1 if episodes is None else episodes
     key = check_target(run, target, count)
-    tasks = _choose_tasks(run, task, count)
+    played = load_workflow(run.workflow, run.workflow_args)
+    tasks = _choose_tasks(run, played, task, count)
     _make_folder(output)
-    workflow = _RecordedWorkflow(load_workflow(run.workflow, run.workflow_args))
+    workflow = _RecordedWorkflow(played)
     written: list[Path] = []
 
     def save(trajectory: Trajectory) -> None:
@@ -120,8 +122,8 @@ class _RecordedWorkflow(RolloutWorkflow):
             return await self._inner.rollout(task, client)
 
 
-def _choose_tasks(run: RunConfig, wanted: str | None, count: int) -> tuple[Task, ...]:
-    sets = load_tasks(run.tasks)
+def _choose_tasks(run: RunConfig, workflow: RolloutWorkflow, wanted: str | None, count: int) -> tuple[Task, ...]:
+    sets = playable_tasks(load_tasks(run.tasks), run.tasks, workflow.refusal)
     if wanted is None:
         return sets.evaluation or sets.train.first(count)
     known = (*sets.evaluation, *(sets.train.first(_MAX_SEARCHED) if sets.train.is_endless else sets.train.finite))

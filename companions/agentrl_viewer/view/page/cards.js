@@ -49,7 +49,7 @@ const SECTIONS = [
   },
   {
     title: "Policy and loss",
-    match: /^trainer\.(loss$|grad|lr|kl|entropy|clip|cap|ratio|effective|behavior|optimizer|bad|value|critic|learn)|entropy/,
+    match: /^trainer\.(loss$|grad|lr|kl|entropy|clip|cap|fallen|log_ratio|ratio|effective|behavior|optimizer|bad|value|critic|learn)|entropy/,
     cards: [
       { title: "Loss", text: "Mean over the optimizer steps. It need not fall: it is no measure of success.", keys: ["trainer.loss"] },
       {
@@ -62,6 +62,11 @@ const SECTIONS = [
         text: "Size of the gradient before clipping; a jump warns of a step that goes too far.",
         keys: ["trainer.grad_norm"],
         floor: 0,
+      },
+      {
+        title: "Movement of praised tokens, nats per token",
+        text: "How far tokens with positive advantage rose since they were sampled; where they fall, success falls later.",
+        keys: ["trainer.log_ratio_positive"],
       },
       {
         title: "Entropy, nats per token",

@@ -15,8 +15,9 @@ const runsView = {
 
   /** Take in what is new in either run. */
   update(changed) {
-    if (!changed.has("metrics") && !changed.has("episodes")) return;
-    if (this.grid && changed.has("metrics")) this.grid.refresh();
+    if (!["run", "metrics", "episodes"].some((name) => changed.has(name))) return;
+    // The curves bear the names of the runs, and those may arrive last.
+    if (this.grid && (changed.has("metrics") || changed.has("run"))) this.grid.refresh();
     else if (!this.grid && metricNames(stores).length) this.grid = new CurveGrid(this.curves, stores);
     this.load();
   },

@@ -23,6 +23,11 @@ def start():
 def started():
     start()
 
+@pytest.fixture(scope="session")
+def starts_at_its_end():
+    yield
+    start()
+
 def test_starts_without_the_mark():
     start()
 
@@ -44,7 +49,7 @@ def test_first_that_uses_what_starts(started):
     pass
 
 @pytest.mark.starts
-def test_second_that_uses_what_starts(started):
+def test_second_that_uses_what_starts(started, starts_at_its_end):
     pass
 
 @pytest.mark.starts

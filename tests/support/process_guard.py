@@ -111,7 +111,9 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Fail a test that hid the start of a process."""
+    """Fail a test that hid the start of a process; those that the last test starts end what the session has."""
+    if nextitem is None:
+        GUARD.end()
     result = yield
     GUARD.check(item, nextitem)
     return result
